@@ -1,0 +1,1 @@
+"""The benchmark harness: plan -> launch -> supervise -> verify and time -> store."""

@@ -1,0 +1,1 @@
+"""One file per baseline; `base` is the contract and `loader` finds them."""

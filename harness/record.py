@@ -1,0 +1,128 @@
+"""The row: one dataclass whose field order, names and doc strings are the column dictionary.
+
+`results/README.md` is checked against it. A change of a column's meaning raises `SCHEMA_VERSION`.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+def column(doc: str, default: Any = None) -> Any:
+    """A field of `Record` with its documentation."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One (run, point, phase, repeat). Every planned one exists exactly once, whatever happened."""
+
+    schema_version: int = column("Version of this dictionary.", SCHEMA_VERSION)
+    run_id: str = column("The run that took the row.", "")
+    point_id: str = column("Hash of every factor of the point.", "")
+    phase: str = column("What the latency covers (closed list).", "")
+    repeat: int = column("Number of this (launch, seed, chain).", 0)
+    launch: int = column("Which fresh process group.", 0)
+    seed: int = column("Which routing seed.", 0)
+    chain: int = column("Which timed series of that seed.", 0)
+    status: str = column("How it ended (closed list).", "")
+    reason: str | None = column("Why it is not ok, as a sentence; null if and only if ok.")
+    flags: str = column("Flags, sorted, joined by a space; empty if none.", "")
+    failed_rank: int | None = column("Rank that failed first, where one did.")
+    failed_stage: str | None = column("Life-cycle stage it failed in.")
+
+    backend: str = column("Name of the backend (a file in conf/backend).", "")
+    options: str = column("Backend options as canonical JSON.", "{}")
+    backend_version: str | None = column("Library version, or content hash of our own kernel sources.")
+    transport: str | None = column("What carried the rows, as the backend reports it.")
+    algorithm: str | None = column("Algorithm the backend reports it chose.")
+    kernels: str | None = column("Kernel names seen or launched, joined by a space.")
+    boundary: str | None = column("What lies inside the window, sorted, joined by a space (closed list).")
+    weights_by: str | None = column("Who multiplies the routing weights.")
+    tuned: bool = column("Whether the backend was tuned within the common budget.", False)
+
+    domain: str = column("cpu, nvlink, shared_gpu, predicted or published.", "")
+    sharing: str = column("How ranks share a GPU.", "none")
+    scope: str = column("scale_up or scale_out.", "scale_up")
+    model: str = column("Name of the MoE shape.", "")
+    num_experts: int = column("Logical experts.", 0)
+    num_slots: int = column("Physical experts after replication.", 0)
+    top_k: int = column("Experts chosen per token.", 0)
+    hidden: int = column("Values per row.", 0)
+    intermediate: int = column("Width of an expert.", 0)
+    ep_size: int = column("Ranks of the expert-parallel group.", 0)
+    tokens_per_rank: int = column("Nominal tokens per rank.", 0)
+    tokens_min: int = column("Fewest tokens on a rank.", 0)
+    tokens_total: int = column("Tokens over all ranks.", 0)
+    max_tokens_per_rank: int = column("Capacity, group-wide.", 0)
+    routing: str = column("Kind of routing.", "")
+    routing_params: str = column("Its parameters as canonical JSON.", "{}")
+    placement: str = column("Kind of expert placement.", "")
+    dispatch_format: str = column("Row format of dispatch.", "")
+    combine_format: str = column("Row format of combine.", "")
+    regime: str = column("steady, entry or spans.", "")
+
+    latency_us: float | None = column("Estimate of this repeat, in microseconds; see estimator.")
+    latency_min_us: float | None = column("Smallest sample over ranks and iterations.")
+    latency_max_us: float | None = column("Largest sample over ranks and iterations.")
+    estimator: str | None = column("How latency_us follows from the samples.")
+    n_samples: int = column("Samples per rank behind latency_us.", 0)
+    pairs: int = column("Pairs timed per rank in this series (fill excluded).", 0)
+    start_skew_us: float | None = column("Median over iterations of last minus first start over ranks (entry).")
+    instrumentation_us: float | None = column("An empty pair through the same timing path; never subtracted.")
+
+    ids_hash: str | None = column("Hash of all ranks' slot ids of the sets used.")
+    fan_out: float | None = column("Mean number of destination ranks of a token, own rank included.")
+    imbalance: float | None = column("Largest over mean number of selections a slot's rank receives.")
+    gini: float | None = column("Gini coefficient of selections over ranks.")
+    selections_sum: int | None = column("Valid (token, expert) selections over all ranks, mean over sets.")
+    selections_remote_sum: int | None = column("Those whose expert is on another rank.")
+    pairs_sum: int | None = column("(token, destination rank) pairs over all ranks, mean over sets.")
+    pairs_remote_sum: int | None = column("Those whose destination is another rank.")
+    selections_sent_max: int | None = column("Most selections any rank sends.")
+    selections_received_max: int | None = column("Most selections any rank receives.")
+    pairs_sent_max: int | None = column("Most pairs any rank sends.")
+    pairs_sent_remote_max: int | None = column("Most pairs any rank sends to other ranks.")
+    pairs_received_max: int | None = column("Most pairs any rank receives.")
+    pairs_received_remote_max: int | None = column("Most pairs any rank receives from other ranks.")
+    row_bytes: int = column("Bytes of a dispatch row, unpadded.", 0)
+    scale_bytes: int = column("Bytes of its scale row, unpadded.", 0)
+    padded_bytes: int = column("Row and scale row as they travel.", 0)
+    combine_row_bytes: int = column("Bytes of a combine row as it travels.", 0)
+    metadata_bytes: int = column("Ids and weights that travel with a row.", 0)
+    protocol_bytes: int | None = column("Flags, padding and re-arm per pair, largest over ranks.")
+    workspace_bytes: int | None = column("Held per rank for the exchange, largest over ranks.")
+    num_sms: int = column("SMs used by the backend; 0 on the CPU.", 0)
+
+    measure_hash: str = column("Hash of the sources that can change a number.", "")
+    machine: str = column("Hash of what makes two machines comparable; see environment.json.", "")
+    allocation_id: str = column("What was held while it ran: a job, or one local run.", "")
+    git_sha: str = column("Commit of the harness; empty outside a checkout.", "")
+    git_dirty: bool = column("Whether the checkout had uncommitted changes.", False)
+    attempt: int = column("How often this unit had been started before, 0 for the first.", 0)
+    position: int = column("Place of the backend's process group in the launch (ABBA order).", 0)
+    started_at: str = column("UTC, ISO 8601.", "")
+    wall_s: float | None = column("Wall time of the unit on rank 0.")
+
+
+COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Record))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The samples behind one record: `values_us[rank][iteration]`."""
+
+    phase: str
+    repeat: int
+    values_us: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitResult:
+    """Everything one unit leaves: what the store writes as one atomic file."""
+
+    point_id: str
+    launch: int
+    records: tuple[Record, ...]
+    samples: tuple[Samples, ...] = ()

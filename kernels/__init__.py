@@ -1,0 +1,1 @@
+"""Exchange kernels and their oracle. Nothing here imports the harness."""

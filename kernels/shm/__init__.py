@@ -1,0 +1,1 @@
+"""The one-sided protocols between processes of one host, over shared memory."""
