@@ -39,6 +39,16 @@ PIP = $(BIN)/python -m pip install --quiet --no-input
 # `alone` tests start process groups or measure time; the rest share the cores.
 PYTEST := $(BIN)/python -m pytest -o cache_dir=$(CACHE)/pytest
 
+# Another interpreter than the one .venv was made with: make it anew.
+version = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null)
+ifneq ($(filter command environment,$(origin PYTHON)),)
+ifneq ($(wildcard $(BIN)/python),)
+ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+.PHONY: $(BIN)/python $(CORE) $(TOOLS)
+endif
+endif
+endif
+
 .PHONY: help quickstart setup kernels test test-slow lint format torch lock clean
 
 help: ## list the targets
@@ -82,6 +92,10 @@ $(TOOLS): $(CORE)
 	@touch $@
 
 kernels: $(CORE) ## build the shared-memory kernels (needs a C++20 compiler)
+	@for cxx in "$${CXX:-}" c++ g++ clang++; do command -v "$$cxx" >/dev/null 2>&1 && exit 0; done; \
+	echo "No C++ compiler: CXX, c++, g++ and clang++ are not on PATH, so the shared-memory kernels cannot be built." \
+	  "Install one (Debian, Ubuntu: apt install g++) and repeat. Until then, plans and stored results still work:" \
+	  "$(BIN)/epcross plan sweep=$(SWEEP); $(BIN)/epcross backends" >&2; exit 1
 	@$(BIN)/python -m epcross.kernels.shm.build
 
 test: $(TOOLS) lint ## lint and every test; skips with a sentence what this machine lacks (a failure under CI=true)
