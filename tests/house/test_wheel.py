@@ -1,5 +1,6 @@
 """The package as a user gets it: built, installed into a clean environment, used from another folder."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -61,10 +62,11 @@ def epcross(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Epcross:
 
 def expected_files() -> set[str]:
     files = {
-        f"epcross/{path.relative_to(ROOT)}"
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in PACKAGED and "__pycache__" not in path.parts
+        f"epcross/{(Path(folder) / name).relative_to(ROOT)}"
+        for top in FOLDERS
+        for folder, _, names in os.walk(ROOT / top, followlinks=True)  # conf may link to sweeps
+        for name in names
+        if Path(name).suffix in PACKAGED
     }
     return files | {"epcross/__init__.py", "epcross/py.typed"}
 
