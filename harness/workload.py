@@ -21,9 +21,9 @@ ADVERSARIAL: any bits in rows and scales, among them NaN patterns and runs of al
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from epcross.harness import counter, routing
@@ -32,7 +32,7 @@ from epcross.harness.errors import ConfigError
 from epcross.harness.placement import Slots, lay_out
 from epcross.harness.point import Point
 from epcross.harness.routing_files import read_trace
-from epcross.harness.tape import STEP_BYTES, Payload, TapeKind, tape
+from epcross.harness.tape import Payload, TapeKind, windows
 from epcross.harness.terms import RoutingKind
 from epcross.kernels.formats import row_size
 
@@ -93,21 +93,18 @@ class GroupBatch:
 
     def _places(self, source: NDArray[np.integer], token: NDArray[np.integer]) -> Int64:
         """A different number below 2**bits for each token of the group: an affine map with an odd factor."""
-        before = np.concatenate([[0], np.cumsum(self.point.tokens)])
-        factor = counter.key(_PLACE, self.seed, self.set_index) | 1
-        start = counter.key(_PLACE, self.seed, self.set_index, 1)
-        group_token = (before[source] + token).astype(np.uint64)
-        place = group_token * np.uint64(factor) + np.uint64(start)
+        factor, start = _place_map(self.seed, self.set_index)
+        before = np.cumsum((0, *self.point.tokens))
+        place = (before[source] + token).astype(np.uint64) * factor + start
         return (place & np.uint64((1 << self._place_bits) - 1)).astype(np.int64)
 
     def _windows(self, kind: TapeKind, used: int, width: int, place: Int64) -> Bytes:
         """[N, width] bytes, zero from `used` on."""
-        long = tape(self.payload, self.point.dispatch_format, kind, (STEP_BYTES << self._place_bits) + used)
-        windows = sliding_window_view(long, used)[place * STEP_BYTES]
+        rows = windows(self.payload, self.point.dispatch_format, kind, used, self._place_bits)[place]
         if used == width:
-            return windows
+            return rows
         out = np.zeros((len(place), width), np.uint8)
-        out[:, :used] = windows
+        out[:, :used] = rows
         return out
 
 
@@ -165,12 +162,19 @@ def ids_hash(sets: Iterable[Sequence[Int32]]) -> str:
     return digest.hexdigest()[:16]
 
 
+@lru_cache(maxsize=64)
+def _place_map(seed: int, set_index: int) -> tuple[np.uint64, np.uint64]:
+    """An odd factor and a start."""
+    key = counter.key(_PLACE, seed, set_index)
+    return np.uint64(key | 1), np.uint64(counter.key(key))
+
+
 def _weights(point: Point, ids: Int32, seed: int, set_index: int, source: int, payload: Payload) -> Float32:
     drawn = counter.words(counter.key(_WEIGHTS, seed, set_index, source), 0, ids.size).reshape(ids.shape)
     if payload is Payload.RANDOM:
         return _random_weights(point, ids, drawn, seed, set_index, source)
     allowed = [unit for unit in (1, 2, 4) if unit * 4 * ids.shape[1] <= 256]
-    units = np.array(allowed, np.float32)[counter.below(drawn, np.uint64(len(allowed))).astype(np.int64)]
+    units = np.array(allowed, np.float32)[counter.below(drawn, len(allowed)).astype(np.int64)]
     weights = units * np.float32(_WEIGHT_UNIT)
     return np.where(ids < 0, np.float32("nan"), weights) if payload is Payload.ADVERSARIAL else weights
 
