@@ -4,9 +4,9 @@
         if (why := refusal(make, case)) is None:
             problems = run_case(make, case, group)      # on every rank, collectively; empty = passed
 
-A visit goes through the whole life of a backend: prepare once; then for each payload new inputs in place, verified rounds
-that change sets, a chain of unverified pairs as in timing whose last sums are checked, and another verified round; close
-twice. Outputs are poisoned before every round.
+A visit goes through the whole life of a backend: prepare once; then for each payload new inputs in place, verified
+rounds that change sets, a chain of unverified pairs as in timing whose last sums are checked, and another verified
+round; close twice. Outputs are poisoned before every round.
 """
 
 import json
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epcross.harness.backends.base import Backend, Bytes, Description, Group, Int32, Shard
 from epcross.harness.errors import GroupError
@@ -94,7 +95,7 @@ def cases(ep_size: int, backend: str = "contract") -> tuple[Case, ...]:
         Case(name="capacity_above_tokens", why="strides follow capacity, not tokens", point=point(capacity=19)),
         Case(name="all_to_one", why="one rank receives everything", point=_kind(point, RoutingKind.ALL_TO_ONE)),
         Case(name="local_only", why="nothing crosses ranks", point=_kind(point, RoutingKind.LOCAL_ONLY)),
-        Case(name="masked_ids", why="-1 indexes the last element", point=point(routing=Routing(masked_fraction=0.4))),
+        Case(name="masked_ids", why="-1 indexes the last slot", point=point(routing=Routing(masked_fraction=0.4))),
         Case(name="masked_rows", why="tokens and a rank that choose nothing", point=point(), ids=_masked_rows),
         Case(name="rotated", why="own and received ids differ strongly", point=point(ragged), ids=_rotated),
         Case(name="every_expert", why="fan-out to all ranks, all slots used", point=point(top_k=4 * ep_size)),
@@ -128,7 +129,7 @@ def run_case(make: Callable[[], Backend], case: Case, group: Group, timeout_s: f
     """Visit one case on this rank; every rank of the group must. Problems as sentences, empty if it passed.
 
     A check that fails on one rank ends the visit on all of them and is in every rank's list. An exception in a backend
-    aborts the group. A peer that does not come back is reported after `timeout_s`; this rank's own hang is the caller's.
+    aborts the group. A peer that does not come back is reported after `timeout_s`; this rank's own hang is not.
     """
     problems: list[str] = []
     visit = None
@@ -271,7 +272,7 @@ def _kind(point: Callable[..., Point], kind: RoutingKind) -> Point:
     return point(routing=Routing(kind=kind))
 
 
-def _chosen(point: Point, slots: Slots, number: int, source: int, among: Int32) -> Int32:
+def _chosen(point: Point, slots: Slots, number: int, source: int, among: NDArray[np.integer]) -> Int32:
     """Distinct slots [T, top_k] of those given, shifted from token to token and from set to set."""
     token = np.arange(point.tokens[source])[:, None]
     start = token * 3 + source + number
@@ -294,7 +295,7 @@ def _none_to_last(point: Point, slots: Slots, number: int) -> list[Int32]:
 
 
 def _masked_rows(point: Point, slots: Slots, number: int) -> list[Int32]:
-    """Every other token of even sets' ranks, and all tokens of one rank, choose nothing."""
+    """Every other token, and all tokens of one rank, choose nothing."""
     ids = [_chosen(point, slots, number, source, np.arange(slots.num_slots)) for source in range(point.ep_size)]
     for chosen in ids:
         chosen[number % 2 :: 2] = -1

@@ -67,7 +67,7 @@ def windows(payload: Payload, row_format: RowFormat, kind: TapeKind, width_bytes
         tape = _exact(stream, length, row_format, kind)
     else:
         tape = _random(stream, length, row_format, kind)
-    return sliding_window_view(tape.view(np.uint8), width_bytes)[:: STEP_BYTES][: 1 << place_bits]
+    return sliding_window_view(tape.view(np.uint8), width_bytes)[::STEP_BYTES][: 1 << place_bits]
 
 
 def _number(word: StrEnum) -> int:
@@ -80,7 +80,7 @@ def _drawn(stream: int, length: int) -> Bytes:
 
 def _exact(stream: int, length: int, row_format: RowFormat, kind: TapeKind) -> NDArray[np.generic]:
     if row_format is RowFormat.NVFP4 and kind is TapeKind.ROWS:
-        nibbles = _as(_EXACT_VALUES, np.dtype(ml_dtypes.float4_e2m1fn))
+        nibbles = _EXACT_VALUES.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
         return nibbles[_drawn(stream, length) & 7] | nibbles[_drawn(stream + 1, length) & 7] << 4
     values = (
         _as(_EXACT_SCALES, _SCALES[row_format]) if kind is TapeKind.SCALES else _as(_EXACT_VALUES, _VALUES[row_format])

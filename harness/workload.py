@@ -1,21 +1,25 @@
 """The inputs of all ranks, computable on any rank: ids, weights and rows of one set.
 
 A row is a window into a tape of values that is fixed by payload and format. Where it starts is a bijection of (source,
-token) that depends on (seed, set): any row costs one copy, on its own rank or where it must be checked, and no two tokens
-of a batch share a window. Windows of 32 values or more are different in fact; shorter rows may repeat by chance.
+token) that depends on (seed, set): any row costs one copy, on its own rank or where it must be checked, and no two
+tokens of a batch share a window. Windows of 64 values or more differ in fact; shorter rows may repeat by chance.
 
 Three payloads:
 
-EXACT: sums come out the same in any order and in bf16. Values times scales are +-2**j. Weights are w/8 with w in {1, 2, 4},
-    slots scale by 2**s with s in {0, 1, 2}, so what a token's selections add to a column is u * (w * 2**s) with one u = +-2**j
-    / 8 for all of them. w * 2**s is an integer of at most 16; sums over 16 selections are integers of at most 256 = 2**8 and
-    so are all partial sums, in any grouping, for nothing has another sign: all need at most 8 significant bits, which bf16
-    has. More than 16 selections drop the larger weights. As all terms have one sign and every weight is below 1, a missing
-    selection, or a weight applied twice or never, changes each column of the row.
-RANDOM: finite values of moderate size; weights of a token add to 1.
-ADVERSARIAL: any bits in rows and scales, among them NaN patterns and runs of all-ones words, EXACT weights, and NaN as the
-    weight of dropped selections. Partials are not computed from such rows but are windows too, of NaN patterns and +-1, +-2,
-    +-4: whatever the order, a sum with a NaN is NaN, and one without needs at most 7 bits plus a sign.
+EXACT
+    Sums come out the same in any order and in bf16. Values times scales are +-2**j. Weights are w/8 with w in {1, 2, 4}
+    and slots scale by 2**s with s in {0, 1, 2}, so what a token's selections add to a column is u * (w * 2**s) with one
+    u = +-2**j / 8 for all of them. w * 2**s is an integer of at most 16; sums of 16 of them are integers of at most
+    256 = 2**8, and so is every partial sum in any grouping, for no term has another sign. All need at most 8
+    significant bits, which bf16 has. (More than 16 selections drop the larger weights.) As all terms have one sign and
+    every weight is below 1, a missing selection, or a weight applied twice or never, changes every column of the row.
+RANDOM
+    Finite values of moderate size; weights of a token add to 1.
+ADVERSARIAL
+    Any bits in rows and scales, among them NaN patterns and runs of all-ones words; EXACT weights, and NaN as the
+    weight of dropped selections. Partials are not computed from such rows but are windows too, of NaN patterns and +-1,
+    +-2, +-4: whatever the order, a sum with a NaN is NaN, and one without is as exact as above (with s = 0, 1, 2 in the
+    partial).
 """
 
 import hashlib
@@ -146,8 +150,10 @@ def assemble(point: Point, ids: Sequence[Int32], *, seed: int, set_index: int, p
 
 
 def slot_scale(slots: Slots) -> Float32:
-    """What the expert of each slot multiplies by, [num_slots]: 1, 2 or 4, different for neighbours on a rank and for the
-    same place on neighbouring ranks."""
+    """What the expert of each slot multiplies by, [num_slots]: 1, 2 or 4.
+
+    It differs between neighbours on a rank and between the same places on neighbouring ranks.
+    """
     slot = np.arange(slots.num_slots)
     return (1 << ((slot % slots.slots_per_rank + slots.slot_rank) % 3)).astype(np.float32)
 

@@ -4,8 +4,10 @@ import pickle
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
+
 from epcross.harness.backends.base import Backend, Batch, BF16Bits, Description, Group, Received, Shard
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary, Domain, Phase, WeightsBy
@@ -17,7 +19,7 @@ class ReferenceBackend(Backend):
 
     name = "reference_test"
     domains = frozenset({Domain.CPU})
-    boundary: Mapping[Phase, frozenset[Boundary]] = {
+    boundary: ClassVar[Mapping[Phase, frozenset[Boundary]]] = {
         Phase.DISPATCH: frozenset({Boundary.PACK, Boundary.TRANSFER}),
         Phase.COMBINE: frozenset({Boundary.TRANSFER, Boundary.REDUCE}),
         Phase.ROUND_TRIP: frozenset({Boundary.PACK, Boundary.TRANSFER, Boundary.EXPERTS_IDENTITY, Boundary.REDUCE}),
@@ -52,7 +54,8 @@ class ReferenceBackend(Backend):
         b = self.batches[set_index]
         mine = pickle.dumps((b.ids, b.weights, b.rows, b.scales))
         everyone = [pickle.loads(data) for data in self.group.all_gather(mine, self.timeout_s)]
-        landed = reference.dispatch(*zip(*everyone, strict=True), self.slot_rank, self.group.size)[self.rank]
+        ids, weights, rows, scales = zip(*everyone, strict=True)
+        landed = reference.dispatch(ids, weights, rows, scales, self.slot_rank, self.group.size)[self.rank]
         backwards = np.argsort(-landed.token, kind="stable")  # any order is right
         return reference.Landed(**{name: getattr(landed, name)[backwards] for name in landed.__slots__})
 
@@ -76,9 +79,9 @@ class ReferenceBackend(Backend):
         if weighted is None:
             weighted = self.weights_by is WeightsBy.COMBINE
         ids, weights, landed, partials = zip(*everyone, strict=True)
-        return reference.combine(
-            ids, weights, landed, partials, self.slot_rank, self.reduction.accumulate, weighted
-        )[self.rank]
+        return reference.combine(ids, weights, landed, partials, self.slot_rank, self.reduction.accumulate, weighted)[
+            self.rank
+        ]
 
     def combined(self, set_index: int) -> BF16Bits:
         return self.sums.copy()
