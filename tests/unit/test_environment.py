@@ -60,9 +60,11 @@ class Fake(Probe):
         return 64 << 20, 60 << 20
 
     def output(self, command: Sequence[str], timeout_s: float) -> str:
-        if command[0] not in self.commands:
-            raise LookupError(f"{command[0]} is not installed")
-        return self.commands[command[0]]
+        words = " ".join(command)
+        for start, answer in self.commands.items():
+            if words.startswith(start):
+                return answer
+        raise LookupError(f"{command[0]} is not installed")
 
 
 def test_this_machine_is_described_as_json():
@@ -113,7 +115,13 @@ SMI = "0, NVIDIA GB200, GPU-1, 570.1, 189471, 0001:01:00.0, 120, 3996, Disabled\
 
 
 def test_a_machine_with_numbers_for_names_and_limits_from_above():
-    record = collect(Fake(GRACE, commands={"nvidia-smi": SMI, "c++": "g++ 13\nmore\n"}, cores=[1, 4]))
+    record = collect(
+        Fake(
+            GRACE,
+            commands={"nvidia-smi --query-gpu=": SMI, "nvidia-smi topo": "NV18", "c++": "g++ 13\nmore\n"},
+            cores=[1, 4],
+        )
+    )
     cpu = record["cpu"]
     assert cpu["model"] == "implementer 0x41 part 0xd4f"
     assert cpu["cores_online"] == [0, 1, 4]
@@ -130,6 +138,7 @@ def test_a_machine_with_numbers_for_names_and_limits_from_above():
     assert record["gpus"][0]["name"] == "NVIDIA GB200"
     assert record["gpus"][0]["mig.mode.current"] == "Disabled"
     facts = machine_facts(record)
+    assert facts["gpu_topology"] == "NV18"
     assert facts["gpus"] == [("NVIDIA GB200", "570.1", "189471")]
     assert "node7" not in json.dumps(facts)
     assert "GPU-1" not in json.dumps(facts)
@@ -173,12 +182,8 @@ def test_an_old_cgroup_limits_too():
 
 def test_only_allowed_variables_are_stored():
     probe = Fake({})
-    probe.secrets = {
-        "OMP_NUM_THREADS": "2",
-        "AWS_SECRET_ACCESS_KEY": "hush",
-        "NCCL_TOKEN": "hush",
-        "SLURM_JOB_ID": "12",
-    }
+    allowed = {"OMP_NUM_THREADS": "2", "SLURM_JOB_ID": "12"}
+    probe.secrets = {**allowed, "AWS_SECRET_ACCESS_KEY": "hush", "NCCL_TOKEN": "hush"}
     record = collect(probe)
     assert record["variables"] == allowed
     assert "hush" not in json.dumps(record)
