@@ -82,11 +82,12 @@ class Child:
         return f"its process {how}" + (f"; its last words: {words}" if words else f" and wrote nothing to {self.log}")
 
     def last_words(self) -> str:
-        """The last lines it wrote."""
+        """The last lines it wrote; after a crash of the interpreter the first of its report, which say where."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(self._log_start)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-            return " | ".join(lines[-QUOTED_LINES:])
+            crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+            return " | ".join(lines[-QUOTED_LINES:] if crash is None else lines[crash : crash + QUOTED_LINES])
         return ""
 
     def leave(self, limit_s: float) -> None:

@@ -61,6 +61,7 @@ class Job:
         """Store the job in the run folder; returns the path."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"{self.name}.json"
+        path.with_suffix(".address").unlink(missing_ok=True)  # of an earlier session of this run
         path.write_text(json.dumps(self.to_json()))
         return path
 

@@ -37,9 +37,9 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def remove_segments(stem: str) -> None:
-    """Unlink the shared memory of a process group whose workers are dead; peers that map it keep their mapping."""
-    for path in SHM.glob(f"{stem}*"):
+def remove_segments(shared_name: str) -> None:
+    """Unlink the shared memory of a process group whose worker here is dead; peers that map it keep their mapping."""
+    for path in SHM.glob(f"epcross-{shared_name}*"):
         with contextlib.suppress(OSError):
             path.unlink()
 

@@ -33,3 +33,8 @@ def turns(
             if left:
                 found.append(Turn(backend=backend, launch=launch, position=position, point_ids=left))
     return tuple(found)
+
+
+def not_again(launch: int, rank: int | None, stage: str | None, reason: str | None) -> str:
+    """Why a point that failed in one launch is skipped in the later ones."""
+    return f"not tried again: in launch {launch} rank {rank} failed in {stage}: {reason}"

@@ -24,6 +24,7 @@ from epcross.harness.rank_place import RankPlace, import_folder, place
 from epcross.harness.recorder import Recorder
 from epcross.harness.rendezvous import Abort, Address, new_token
 from epcross.harness.rendezvous_server import StoreServer
+from epcross.harness.schedule import not_again
 from epcross.harness.terms import Stage, Status
 from epcross.harness.verdict import Ending, Outcome, Verdict, judge
 from epcross.harness.watch import CANCELLED, FAIL_FAST, Aborted, Ended, Said, Stopped, Watch
@@ -77,8 +78,13 @@ class Supervisor:
                 continue
             if given_up is not None:
                 self._record(turn, point_id, given_up, datetime.now(UTC), 0.0)
+                if given_up.status is not Status.UNAVAILABLE:
+                    self.failed[point_id] = not_again(turn.launch, given_up.rank, given_up.stage, given_up.reason)
                 continue
             verdict = self._run_unit(turn, point_id)
+            if verdict is not None and verdict.status in (Status.ERROR, Status.TIMEOUT):
+                # every supervisor comes to the same verdict, so all skip the point in later launches
+                self.failed[point_id] = not_again(turn.launch, verdict.rank, verdict.stage, verdict.reason)
             if verdict is None or verdict.status is Status.UNSUPPORTED:
                 failed_starts = 0
             elif verdict.status is Status.UNAVAILABLE:
@@ -184,7 +190,8 @@ class Supervisor:
     def _start(self, turn: Turn) -> None:
         self._generation += 1
         self._scope = f"group {self._generation}"
-        self._shared_name = f"epcross-{self.watch.address.token[:12]}-{self._generation}"
+        # fixed width, so that no name begins with another; letters and digits alone survive every naming rule
+        self._shared_name = f"{self.watch.address.token[:12]}g{self._generation:05d}"
         config = self.job.backends.get(turn.backend)
         hello = {
             "address": asdict(self.watch.address),

@@ -4,7 +4,7 @@ Started as `python -m epcross.harness.worker FD`, where FD is a socket of JSON l
 
     supervisor -> worker   {hello: who you are}, then {unit: ...} | {floor: true}, ...; end of file: leave
     worker -> supervisor   {ready: flags}; per request any number of {stage: ...}, then {done: result}
-                           or {failed: ending, reason: ..., stage: ...} after which it waits to be killed
+                           or {failed: ending, reason: ...} after which it waits to be killed
 
 Until the hello is read only the standard library is imported, so that the process is bound to its core before numpy
 counts the cores.
@@ -41,12 +41,8 @@ def main() -> None:
 
     from epcross.harness.terms import Stage  # after binding, as is everything that may import numpy
 
-    stage = Stage.START
-
-    def report_stage(new: Stage) -> None:
-        nonlocal stage
-        stage = new
-        send(stage=new)
+    def report_stage(stage: Stage) -> None:
+        send(stage=stage)
 
     try:
         _serve(hello, lines, send, report_stage, flags)
@@ -54,7 +50,7 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         ending, reason = _explain(error, hello["rank"])
-        send(failed=ending, reason=reason, stage=stage)
+        send(failed=ending, reason=reason)
         while channel.recv(4096):  # leaving would look like a death to the peers, before the reason is known
             pass
 
@@ -71,12 +67,12 @@ def _serve(
     from epcross.harness.rendezvous import Address
     from epcross.harness.terms import Flag, Stage
 
-    make_backend = _backend_factory(hello["backend"]) if hello["backend"] else None
-    work = _resolve(hello["work"])  # imported before the peers wait for it
-    if make_backend is not None:
-        reason = make_backend().unavailable()
+    make_backend = None
+    if hello["backend"]:
+        make_backend, reason = _backend_factory(hello["backend"])
         if reason:
-            return send(failed="unavailable", reason=reason, stage=Stage.START)
+            return send(failed="unavailable", reason=reason)
+    work = _resolve(hello["work"])  # imported before the peers wait for it
     timing = Timing(**hello["timing"])
     group = StoreGroup(
         Address(**hello["address"]),
@@ -94,7 +90,7 @@ def _serve(
             continue
         report_stage(Stage.START)
         unit = Unit(point=Point.from_json(request["unit"]["point"]), launch=request["unit"]["launch"])
-        backend = make_backend()
+        backend = make_backend(unit.point)
         # asked together: a rank that goes on alone would wait for the others
         refusals = group.all_gather((backend.unsupported(unit.point) or "").encode())
         refusal = next((r.decode() for r in refusals if r), None)
@@ -113,13 +109,17 @@ def _context(hello: dict[str, Any]) -> Any:
     return RunContext(**hello["context"])
 
 
-def _backend_factory(config: dict[str, Any]) -> Callable[[], Any]:
-    from epcross.harness.backends.loader import load
-
+def _backend_factory(config: dict[str, Any]) -> tuple[Callable[[Any], Any], str | None]:
+    """What makes the backend of a point, and why it cannot be used here, if so."""
+    from epcross.harness.backends import loader
     from epcross.harness.schema import BackendConfig
 
     parsed = BackendConfig.from_json(config)
-    return lambda: load(parsed)
+    try:
+        reason = loader.load(parsed).unavailable()
+    except loader.CannotImport as error:
+        reason = str(error)
+    return (lambda point: loader.for_point(parsed, point)), reason
 
 
 def _resolve(target: str) -> Any:
