@@ -9,16 +9,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from epcross.harness import traffic
-from epcross.harness.backends.base import Backend, Description, Group, Shard
+from epcross.harness.backends.base import Backend, Description, Group, Int32, Shard
 from epcross.harness.placement import Slots, lay_out
 from epcross.harness.point import Point, Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.rows import RunContext, base_record, failed_records
+from epcross.harness.tape import Payload
 from epcross.harness.terms import Flag, Phase, Regime, Stage, Status
 from epcross.harness.timing import EmptyPair, StartLine, entry_series, pairs_for, steady_series
 from epcross.harness.unit_rows import (
@@ -28,11 +29,10 @@ from epcross.harness.unit_rows import (
     described_fields,
     description_from_json,
     description_to_json,
-    joint_hash,
     unit_result,
 )
 from epcross.harness.verify import Checker
-from epcross.harness.workload import GroupBatch, Payload, group_batch
+from epcross.harness.workload import GroupBatch, group_batch, ids_hash
 
 EXACT_SET = 1_000
 """Set numbers from here on are used in checks only, so that a check never repeats a timed set's ids."""
@@ -40,7 +40,8 @@ EXACT_SET = 1_000
 FRESH_SET = 2_000
 INSTRUMENT_ITERATIONS = 64
 
-class Incorrect(Exception):  # noqa: N818 - a finding, not an error
+
+class Incorrect(Exception):
     """An output was wrong on some rank; every rank raises it together with the same sentence."""
 
     def __init__(self, stage: Stage, rank: int, sentence: str) -> None:
@@ -117,7 +118,7 @@ class _Session:
         self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
         self.checker = Checker(point, group.rank, self.slots, backend.weights_by, backend.reduction)
         self.line: StartLine | None = None
-        self.hashes: list[str] = []
+        self.ids: list[tuple[Int32, ...]] = []
         self.counts: list[traffic.Traffic] = []
 
     def run(self) -> list[Chain]:
@@ -127,7 +128,7 @@ class _Session:
             timed = [self._batch(seed, s, Payload.RANDOM) for s in range(self.timing.sets)]
             if seed == 0:
                 self._prepare(timed)
-            self.hashes += [batch.ids_hash for batch in timed]
+            self.ids += [batch.ids for batch in timed]
             self.counts += [traffic.count(batch.ids, self.slots.slot_rank, self.point.ep_size) for batch in timed]
             self.report_stage(Stage.VERIFY_BEFORE)
             self._check_round(Stage.VERIFY_BEFORE, 0, self._batch(seed, EXACT_SET, Payload.EXACT))
@@ -181,9 +182,7 @@ class _Session:
         assert self.line is not None
         timing, backend, line = self.timing, self.backend, self.line
         warm = steady_series(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets, line=line)
-        slowest_us = max(
-            float(v) for v in self.group.all_gather(repr(warm.values_us[Phase.ROUND_TRIP][0]).encode())
-        )
+        slowest_us = max(float(v) for v in self.group.all_gather(repr(warm.values_us[Phase.ROUND_TRIP][0]).encode()))
         pairs = pairs_for(
             timing.chain_ms, slowest_us, min_pairs=timing.min_pairs, max_pairs=timing.max_pairs, sets=timing.sets
         )
@@ -218,7 +217,7 @@ class _Session:
 
     def traffic_fields(self) -> dict[str, Any]:
         """The realised routing of all sets and seeds, for the row."""
-        return {**traffic.mean_over_sets(self.counts).fields(), "ids_hash": joint_hash(self.hashes)}
+        return {**asdict(traffic.mean_over_sets(self.counts)), "ids_hash": ids_hash(self.ids)}
 
     def close(self) -> None:
         """Release what the session itself mapped."""

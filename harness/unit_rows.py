@@ -1,6 +1,5 @@
 """From what the ranks of a unit saw to its rows and samples."""
 
-import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -73,11 +72,6 @@ def description_from_json(data: bytes) -> Description:
     return Description(**{**fields, "kernels": tuple(fields["kernels"])})
 
 
-def joint_hash(hashes: Sequence[str]) -> str:
-    """One hash of several, in order."""
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
-
-
 def described_fields(backend: Backend, descriptions: Sequence[Description]) -> dict[str, Any]:
     """Record fields from what every rank says it ran; sizes are the largest over ranks."""
     first = descriptions[0]
@@ -147,9 +141,7 @@ def unit_result(
                 )
             )
             samples.append(Samples(phase=str(phase), repeat=repeat, values_us=values))
-    return UnitResult(
-        point_id=unit.point.point_id, launch=unit.launch, records=tuple(records), samples=tuple(samples)
-    )
+    return UnitResult(point_id=unit.point.point_id, launch=unit.launch, records=tuple(records), samples=tuple(samples))
 
 
 def _start_skew_us(starts_ns: Sequence[Sequence[int]]) -> float:
