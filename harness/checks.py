@@ -1,8 +1,10 @@
 """What makes a point impossible for every backend: an error of the sweep, found before anything runs."""
 
 import math
+import re
 
-from epcross.harness.point import Point
+from epcross.harness.point import Point, Timing
+from epcross.harness.schema import BackendConfig
 from epcross.harness.terms import PlacementKind, RoutingKind
 from epcross.kernels.formats import row_size
 
@@ -31,6 +33,39 @@ def point_problems(point: Point) -> list[str]:
     problems += placement_problems(point)
     problems += _token_problems(point)
     problems += routing_problems(point)
+    return problems
+
+
+def timing_problems(timing: Timing) -> list[str]:
+    """Numbers of a timing that would time nothing, or never end."""
+    problems = [
+        f"timing.{name}={value} must be at least {least}"
+        for name, least in (
+            ("launches", 1),
+            ("seeds", 1),
+            ("chains", 1),
+            ("min_pairs", 1),
+            ("iterations", 1),
+            ("warmup_pairs", 0),
+            ("sets", 1),
+        )
+        if (value := getattr(timing, name)) < least
+    ]
+    problems += [
+        f"timing.{name}={value} must be above 0"
+        for name in ("chain_ms", "wall_limit_s")
+        if not 0 < (value := getattr(timing, name)) < math.inf
+    ]
+    if timing.max_pairs < timing.min_pairs:
+        problems.append(f"timing.max_pairs={timing.max_pairs} is below min_pairs={timing.min_pairs}")
+    return problems
+
+
+def backend_problems(config: BackendConfig) -> list[str]:
+    """What a backend's YAML says that cannot be used, besides wrong keys and types."""
+    problems = [f"{name} is empty" for name in ("target", "label") if not getattr(config, name).strip()]
+    if not re.fullmatch("#[0-9a-fA-F]{6}", config.color):
+        problems.append(f'color is {config.color!r}, but must be written "#rrggbb", in quotes')
     return problems
 
 
