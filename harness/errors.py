@@ -47,4 +47,3 @@ class GroupError(EpcrossError):
     def __init__(self, message: str, *, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
-

@@ -55,6 +55,4 @@ def row_size(row_format: RowFormat, hidden: int) -> RowSize:
     row = hidden * _VALUE_BITS[row_format] // 8
     block = _SCALE_BLOCK[row_format]
     scale = -(-hidden // block) * _SCALE_BYTES[row_format] if block else 0
-    return RowSize(
-        row_bytes=row, scale_bytes=scale, padded_row_bytes=padded(row), padded_scale_bytes=padded(scale)
-    )
+    return RowSize(row_bytes=row, scale_bytes=scale, padded_row_bytes=padded(row), padded_scale_bytes=padded(scale))

@@ -1,0 +1,132 @@
+# Everything is installed into .venv from hashed locks, and every cache lies in it: `make clean` leaves no trace.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The newest that really starts: version managers leave commands for versions they do not have.
+SUITABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	"$$p" -c "$(SUITABLE)" >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+# From PyPI, plain `pip install torch` is a CUDA build of several GB. TORCH_PIP= (empty) takes what pip finds itself.
+TORCH ?= 2.13.0
+TORCH_PIP ?= --index-url https://download.pytorch.org/whl/cpu
+
+UV ?= uv
+SWEEP ?= quickstart
+
+# Tools write beside the sources or into the home directory unless told otherwise.
+CACHE := $(CURDIR)/$(VENV)/cache
+test test-slow lint format: export XDG_CACHE_HOME := $(CACHE)
+export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
+export RUFF_CACHE_DIR := $(CACHE)/ruff
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Neither a folder of the caller's nor his own packages may stand in for what the lock names.
+unexport PYTHONPATH PYTHONHOME
+export PYTHONNOUSERSITE := 1
+
+# A stamp carries the hash of what it was made from, so an edited lock installs again and an unchanged one never does.
+hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
+CORE := $(VENV)/core-$(call hash,locks/build.lock locks/core.lock pyproject.toml)
+TOOLS := $(VENV)/tools-$(call hash,locks/build.lock locks/core.lock locks/test.lock pyproject.toml)
+PIP = $(BIN)/python -m pip install --quiet --no-input
+
+# `alone` tests start process groups or measure time; the rest share the cores.
+PYTEST := $(BIN)/python -m pytest -o cache_dir=$(CACHE)/pytest
+
+# Another interpreter than the one .venv was made with: make it anew.
+version = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null)
+ifneq ($(filter command environment,$(origin PYTHON)),)
+ifneq ($(wildcard $(BIN)/python),)
+ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+.PHONY: $(BIN)/python $(CORE) $(TOOLS)
+endif
+endif
+endif
+
+.PHONY: help quickstart setup kernels test test-slow lint format torch lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: setup kernels ## install, build the CPU kernels, run sweeps/quickstart.yaml; prints a table and the run's path
+	@$(BIN)/epcross run sweep=$(SWEEP)
+
+setup: $(CORE) ## create .venv from the hashed lock (PYTHON=... chooses the interpreter)
+
+$(BIN)/python:
+	@python='$(PYTHON)'; \
+	if [ -z "$$python" ]; then \
+	  for p in python3.13 python3.12 python3.11 python3; do \
+	    if "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; then \
+	      echo "$$($$p -V) has no venv or ensurepip module. Install it (Debian, Ubuntu: apt install python3-venv)," \
+	        "or name another interpreter: make PYTHON=/path/to/python3" >&2; exit 1; fi; done; \
+	  echo "No Python 3.11, 3.12 or 3.13 on PATH. Install one," \
+	    "or name it: make PYTHON=/path/to/python3" >&2; exit 1; fi; \
+	"$$python" -c '$(SUITABLE)' >/dev/null 2>&1 || { \
+	  echo "PYTHON=$$python does not start, is not Python 3.11 to 3.13, or has no venv and ensurepip modules." \
+	    "Name another, or leave PYTHON out to take the newest on PATH." >&2; exit 1; }; \
+	echo "Creating $(VENV) with $$("$$python" -V)"; \
+	rm -rf $(VENV); \
+	"$$python" -m venv $(VENV)
+
+# setuptools first, from its own lock: the source-only dependency is then built with it rather than with a fresh download.
+$(CORE): | $(BIN)/python
+	@echo "Installing locks/core.lock into $(VENV)"
+	@rm -f $(VENV)/core-* $(VENV)/tools-*
+	@$(PIP) --require-hashes -r locks/build.lock
+	@$(PIP) --require-hashes --no-build-isolation -r locks/core.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@rm -rf src/epcross.egg-info
+	@touch $@
+
+$(TOOLS): $(CORE)
+	@echo "Installing locks/test.lock into $(VENV)"
+	@rm -f $(VENV)/tools-*
+	@$(PIP) --require-hashes --no-build-isolation -r locks/test.lock
+	@touch $@
+
+kernels: $(CORE) ## build the shared-memory kernels (needs a C++20 compiler)
+	@for cxx in "$${CXX:-}" c++ g++ clang++; do command -v "$$cxx" >/dev/null 2>&1 && exit 0; done; \
+	echo "No C++ compiler: CXX, c++, g++ and clang++ are not on PATH, so the shared-memory kernels cannot be built." \
+	  "Install one (Debian, Ubuntu: apt install g++) and repeat. Until then, plans and stored results still work:" \
+	  "$(BIN)/epcross plan sweep=$(SWEEP); $(BIN)/epcross backends" >&2; exit 1
+	@$(BIN)/python -m epcross.kernels.shm.build
+
+test: $(TOOLS) lint ## lint and every test; skips with a sentence what this machine lacks (a failure under CI=true)
+	@failed=0; \
+	$(PYTEST) -m 'alone and not slow' || [ $$? -eq 5 ] || failed=1; \
+	$(PYTEST) -m 'not alone and not slow' -n 2 || failed=1; \
+	exit $$failed
+
+test-slow: $(TOOLS) ## the tests left out of `make test` for their length
+	@$(PYTEST) -m slow
+
+lint: $(TOOLS) ## ruff and pyright
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(TOOLS) ## apply ruff's fixes and formatting
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+torch: $(CORE) ## add CPU torch, for the gloo baseline (TORCH=2.13.0, TORCH_PIP=pip's index options)
+	@$(PIP) $(TORCH_PIP) torch==$(TORCH)
+
+lock: ## write the locks anew from pyproject.toml (needs uv)
+	@command -v $(UV) >/dev/null || { \
+	  echo "make lock needs uv. Install it (pipx install uv), or name it: make lock UV=/path/to/uv" >&2; exit 1; }
+	@lock='$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade'; \
+	export UV_CUSTOM_COMPILE_COMMAND='make lock'; \
+	$$lock locks/build.in -o locks/build.lock; \
+	$$lock -c locks/build.lock pyproject.toml -o locks/core.lock; \
+	$$lock -c locks/core.lock --extra test --extra lint pyproject.toml -o locks/test.lock
+
+clean: ## remove .venv and with it every cache
+	@rm -rf $(VENV) src/epcross.egg-info build dist

@@ -1,0 +1,53 @@
+"""The one door to results on disk: create and open runs, write and read units, compact, load, merge.
+
+Nothing else writes results. A finished unit is one atomic file; tables are derived from those files at any time.
+"""
+
+from epcross.harness.merge import MergeSummary, merge
+from epcross.harness.parquet import compact, load_rows, load_samples
+from epcross.harness.run_directory import (
+    RunDirectory,
+    claim,
+    create_run,
+    open_run,
+    owner_of,
+    read_floor,
+    release,
+    write_floor,
+)
+from epcross.harness.units import (
+    RowKey,
+    UnitKey,
+    UnitProblem,
+    done_units,
+    missing_rows,
+    planned_keys,
+    read_units,
+    set_aside_damaged,
+    write_unit,
+)
+
+__all__ = [
+    "MergeSummary",
+    "RowKey",
+    "RunDirectory",
+    "UnitKey",
+    "UnitProblem",
+    "claim",
+    "compact",
+    "create_run",
+    "done_units",
+    "load_rows",
+    "load_samples",
+    "merge",
+    "missing_rows",
+    "open_run",
+    "owner_of",
+    "planned_keys",
+    "read_floor",
+    "read_units",
+    "release",
+    "set_aside_damaged",
+    "write_floor",
+    "write_unit",
+]

@@ -1,0 +1,55 @@
+"""What holds for every test: which run alone, which need GPUs, and when a skip is a failure."""
+
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ALONE = {"multiprocess", "contract", "house"}
+"""Folders whose tests start process groups or whole installs: beside others they would time out, or disturb them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if folder in ALONE or item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.alone)
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs with a device file: asking a driver would load one."""
+    return sum(bool(re.fullmatch(r"nvidia\d+", entry.name)) for entry in Path("/dev").iterdir())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if marker := item.get_closest_marker("gpu"):
+        needed, present = (marker.args or (1,))[0], gpu_count()
+        if present < needed:
+            pytest.skip(f"needs {needed} GPU(s); this machine has {present}")
+
+
+def forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure under CI=true, unless it is for want of a GPU: what CI leaves out, nobody runs."""
+    if os.environ.get("CI") != "true" or not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not re.search(r"\bGPUs?\b", reason):
+        report.outcome = "failed"
+        report.longrepr = f"CI=true, and a test was left out. {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    forbid_skip(report)
+    return report
