@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
@@ -126,7 +127,7 @@ def test_a_quoted_path_may_hold_anything(tmp_path: Path):
     config_dir = sweep_file(folder, "description: x\ngrid: {backend: plain, model: tiny}\n")
     assert plan_of("sweep=mine", more=(config_dir,)).points[0].model.name == "tiny"
     trace = tmp_path / "t,1=2.npz"
-    trace.write_bytes(b"x")
+    np.savez(trace, ids=np.array([[1, 0]]))
     point = plan_of("sweep=mine", "routing=trace", f"routing.path='{trace}'", more=(config_dir,)).points[0]
     assert point.routing.path == str(trace)
 

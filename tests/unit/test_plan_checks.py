@@ -1,13 +1,10 @@
 """Tokens of ranks, capacity, and what makes a point impossible for everyone."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planning import plan_of, problems_of, the_problem
 
-from epcross.harness.checks import nearest_divisors
 from epcross.harness.tokens import capacity, nominal_tokens, tokens_of_ranks
 from epcross.harness.typed import Mismatch
 
@@ -57,26 +54,20 @@ def test_nominal_tokens_and_capacity():
         capacity([3], None, 0.5)
 
 
-@given(number=st.integers(1, 600), near=st.integers(1, 700))
-def test_nearest_divisors(number: int, near: int):
-    found = nearest_divisors(number, near)
-    assert all(number % d == 0 for d in found)
-    for d in range(1, number + 1):
-        if number % d == 0 and d != near:
-            assert any(abs(near - f) <= abs(near - d) for f in found if (f < near) is (d < near))
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["ep_size=3"], "256 experts of 'deepseek_v3' do not divide over ep_size=3 under placement=contiguous"),
-        (["ep_size=72"], "the nearest ep_size that does is 64 or 128, or use placement=replicated (288 slots)"),
-        (["ep_size=3", "placement=strided"], "under placement=strided"),
-        (["ep_size=3", "placement=replicated", "placement.num_slots=257"], "the nearest that do are 258"),
-        (["placement=replicated", "placement.num_slots=200"], "cannot hold 256 experts; give at least 256"),
+        (["ep_size=3"], "model 'deepseek_v3': num_experts=256 does not divide over ep_size=3"),
+        (["ep_size=72"], "are ep_size=64 or ep_size=128, or use placement=replicated with num_slots=288"),
+        (["ep_size=3", "placement=strided"], "under a strided placement"),
+        (
+            ["ep_size=3", "placement=replicated", "placement.num_slots=257"],
+            "num_slots=257 does not divide over ep_size=3 ranks; use num_slots=258",
+        ),
+        (["placement=replicated", "placement.num_slots=200"], "num_slots=200 cannot hold num_experts=256"),
         (["ep_size=0"], "ep_size=0 must lie between 1 and 1024"),
         (["ep_size=2048"], "ep_size=2048 must lie between 1 and 1024"),
-        (["model.top_k=300"], "top_k=300 is more than num_experts=256"),
+        (["model.top_k=300"], "top_k=300 must lie in [1, num_experts=256]"),
         (["model.top_k=0"], "top_k=0 must be at least 1"),
         (["model.hidden=7", "dispatch_format=nvfp4"], "hidden=7 cannot be a nvfp4 row"),
         (["tokens_per_rank=-1"], "a rank cannot have fewer than 0 tokens"),
@@ -89,10 +80,9 @@ def test_nearest_divisors(number: int, near: int):
         (["token_skew=2.5"], "token_skew=2.5 must lie between 1 and 2"),
         (["empty_ranks=2"], "empty_ranks=2 must lie between 0 and 1"),
         (["capacity_factor=0.5"], "must be at least 1"),
-        (["masked_fraction=1.0"], "masked_fraction=1.0 must lie between 0 and 1"),
-        (["routing=hot_expert", "routing.hot_fraction=1.5"], "hot_fraction=1.5 must lie between 0 and 1"),
-        (["routing=zipf", "routing.exponent=-1.0"], "exponent=-1.0 must lie between 0"),
-        (["routing=local_only", "ep_size=64"], "holds 4 slots at ep_size=64: fewer than top_k=8"),
+        (["masked_fraction=1.0"], "drops every selection"),
+        (["routing=hot_expert", "routing.hot_fraction=1.5"], "hot_fraction=1.5 must lie in [0, 1]"),
+        (["routing=zipf", "routing.exponent=-1.0"], "exponent=-1.0 must lie in [0, 8]"),
     ],
 )
 def test_an_impossible_point_is_an_error_that_says_what_is_possible(words: list[str], says: str):
@@ -106,7 +96,7 @@ def test_the_edges_are_possible():
         ["ep_size=256", "tokens_per_rank=1"],
         ["tokens_per_rank=[0,1]"],
         ["tokens_per_rank=32", "max_tokens_per_rank=32"],
-        ["tokens_per_rank=8", "routing=local_only", "ep_size=32"],
+        ["tokens_per_rank=8", "routing=local_only", "ep_size=64"],
         ["tokens_per_rank=8", "model.top_k=256"],
     ):
         (point,) = plan_of(*ONE, *words).points
@@ -117,4 +107,3 @@ def test_the_edges_are_possible():
 def test_a_point_with_several_faults_names_them_all():
     problems = problems_of(*ONE, "tokens_per_rank=-1", "model.top_k=300", "ep_size=3", "masked_fraction=2.0")
     assert len(problems) == 4
-    assert not any(math.isnan(len(p)) for p in problems)
