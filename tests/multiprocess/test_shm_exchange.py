@@ -1,15 +1,12 @@
 """The three exchanges between real processes, compared bit for bit with numpy."""
 
-import time
 from itertools import product
 
-import numpy as np
 import pytest
-from _exchange_case import BACKENDS, Case, check_combined, round_trip, staged
+from _exchange_case import BACKENDS, Case, round_trip
 from _files_group import FilesGroup
 from _ranks import run_ranks
 
-from epcross.harness.errors import WaitExpired
 from epcross.harness.terms import RowFormat
 from epcross.kernels.shm import build
 from epcross.kernels.shm.segment import SHM_DIRECTORY
@@ -24,7 +21,7 @@ def _built() -> None:
     build.build()
 
 
-def _prepared(group: FilesGroup, name: str, case: Case, seeds: tuple[int, ...]):  # noqa: ANN202
+def _prepared(group: FilesGroup, name: str, case: Case, seeds: tuple[int, ...]):
     backend = BACKENDS[name]({**BACKENDS[name].option_defaults(), **case.options})
     assert backend.unsupported(case.point) is None
     backend.prepare(case.point, case.shard(group.rank, seeds, build.load().ARMED), group)
