@@ -134,6 +134,7 @@ def test_every_module_imports_alone_with_an_empty_environment_and_nothing_heavy(
     ran = subprocess.run(
         [
             sys.executable,
+            "-B",  # leave no bytecode beside the sources
             "-W",
             "error",
             "-c",
