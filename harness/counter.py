@@ -29,7 +29,9 @@ def key(*parts: int) -> int:
     state = len(parts)
     for part in parts:
         state = ((state ^ (part & _MASK)) + _GAMMA) & _MASK
-        state = int(mix(np.array([state], np.uint64))[0])
+        state = ((state ^ (state >> 30)) * _MULTIPLIERS[0]) & _MASK  # `mix` of one Python integer
+        state = ((state ^ (state >> 27)) * _MULTIPLIERS[1]) & _MASK
+        state ^= state >> 31
     return state
 
 
@@ -39,9 +41,9 @@ def words(stream: int, first: int, count: int) -> UInt64:
     return mix(counters * np.uint64(_GAMMA) + np.uint64(stream))
 
 
-def below(drawn: UInt64, bounds: UInt64) -> UInt64:
+def below(drawn: UInt64, bounds: UInt64 | int) -> UInt64:
     """Integers in [0, bound) for bounds of at most 2**32, by multiply and shift; off by less than bound / 2**32."""
-    return ((drawn >> np.uint64(32)) * bounds) >> np.uint64(32)
+    return ((drawn >> np.uint64(32)) * np.asarray(bounds, np.uint64)) >> np.uint64(32)
 
 
 def shuffle(stream: int, first: int, rows: int, size: int) -> NDArray[np.int64]:

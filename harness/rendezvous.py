@@ -34,10 +34,14 @@ OBSERVER = -1  # the rank of a client that is no member of its scope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """Why a scope ended: the first reason given, by whom, and who was waiting in a collective at that moment."""
+    """Why a scope ended: the first reason given, by whom, and who was waiting in a collective at that moment.
+
+    `kind` is a word for whoever judges the failure; the server itself gives "lost", "late" and "left".
+    """
 
     rank: int | None
     reason: str
+    kind: str = "error"
     waiting: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
@@ -48,7 +52,7 @@ class Abort:
     def decode(cls, data: bytes) -> "Abort":
         """What `encode` wrote."""
         values = json.loads(data)
-        return cls(rank=values["rank"], reason=values["reason"], waiting=tuple(values["waiting"]))
+        return cls(**{**values, "waiting": tuple(values["waiting"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +155,11 @@ class StoreClient:
         """The first half of `gather`; `receive` is the second."""
         self.send(b"gather", key.encode(), b"%d" % size, data, b"%f" % timeout_s, timeout_s=timeout_s)
 
-    def abort(self, scope: str, reason: str, rank: int | None = None) -> Abort:
+    def abort(self, scope: str, reason: str, rank: int | None = None, kind: str = "error") -> Abort:
         """End `scope` unless it has ended before; returns the first abort of the scope."""
         blamed = OBSERVER if rank is None else rank
-        return Abort.decode(self.call(b"abort", scope.encode(), b"%d" % blamed, reason.encode())[0])
+        request = (b"abort", scope.encode(), b"%d" % blamed, kind.encode(), reason.encode())
+        return Abort.decode(self.call(*request)[0])
 
     def send_watch(self, scope: str) -> None:
         """Ask to be told when `scope` is aborted: `receive` then raises `ScopeAborted`."""
@@ -194,6 +199,10 @@ class StoreClient:
             with contextlib.suppress(GroupError):
                 self.call(b"bye")
             self._sock.close()
+
+    def hang_up(self) -> None:
+        """Close without a word: for an observer with an open request."""
+        self._sock.close()
 
     def _read(self, count: int, deadline: float) -> bytes:
         data = bytearray()

@@ -172,9 +172,9 @@ class StoreServer:
                     self._wait(scope, connection, f"get/{name}", timeout, lambda: b"nobody set it")
             case [b"gather", key, size, data, timeout]:
                 self._gather(scope, connection, key.decode(), int(size), data, timeout)
-            case [b"abort", name, rank, reason]:
+            case [b"abort", name, rank, kind, reason]:
                 target = self._scopes.setdefault(name.decode(), _Scope())
-                record = self._abort(target, int(rank), reason.decode())
+                record = self._abort(target, int(rank), reason.decode(), kind.decode())
                 self._reply(connection, OK, record.encode())
             case [b"watch", name]:
                 target = self._scopes.setdefault(name.decode(), _Scope())
@@ -220,14 +220,14 @@ class StoreServer:
         gather.data[connection.rank] = data
         if len(scope.gathers) > 1:  # collectives are in lockstep, so two open ones never meet
             names = " and ".join(sorted(scope.gathers))
-            self._abort(scope, connection.rank, f"the ranks went different ways: {names} are open at once")
+            self._abort(scope, connection.rank, f"the ranks went different ways: {names} are open at once", "error")
             return self._reply(connection, ABORTED, scope.abort.encode() if scope.abort else b"")
 
         def missing() -> bytes:
             # the group is broken from here on: peers that come later must not wait for the rank that gave up
             absent = [r for r in range(size) if r not in gather.data]
             text = f"rank {', '.join(map(str, absent))} did not come to {key} in {float(timeout):g} s"
-            return self._abort(scope, absent[0], text).encode()
+            return self._abort(scope, absent[0], text, "late").encode()
 
         self._wait(scope, connection, f"gather/{key}", timeout, missing)
         if len(gather.data) == size:
@@ -245,7 +245,7 @@ class StoreServer:
         for key, gather in scope.gathers.items():
             gone = scope.left - gather.data.keys()
             if gone and gather.data:
-                self._abort(scope, min(gone), f"rank {min(gone)} left the group before {key}")
+                self._abort(scope, min(gone), f"rank {min(gone)} left the group before {key}", "left")
                 return
 
     def _wait(
@@ -254,10 +254,11 @@ class StoreServer:
         deadline = time.monotonic() + float(timeout)
         scope.waits.append(_Wait(connection, deadline, key, on_expiry))
 
-    def _abort(self, scope: _Scope, rank: int, reason: str) -> Abort:
+    def _abort(self, scope: _Scope, rank: int, reason: str, kind: str) -> Abort:
         if scope.abort is None:
             waiting = sorted({w.connection.rank for w in scope.waits if w.connection.rank != OBSERVER})
-            scope.abort = Abort(rank=None if rank == OBSERVER else rank, reason=reason, waiting=tuple(waiting))
+            blamed = None if rank == OBSERVER else rank
+            scope.abort = Abort(rank=blamed, reason=reason, kind=kind, waiting=tuple(waiting))
             woken = [w.connection for w in scope.waits] + scope.watchers
             scope.waits.clear()
             scope.watchers.clear()
@@ -304,7 +305,9 @@ class StoreServer:
             scope = self._scopes[connection.scope]
             scope.members.pop(connection.rank, None)
             scope.left.add(connection.rank)
-            self._abort(scope, connection.rank, f"rank {connection.rank} lost its connection: its process ended")
+            self._abort(
+                scope, connection.rank, f"rank {connection.rank} lost its connection: its process ended", "lost"
+            )
 
 
 def _bind(host: str, ports: Sequence[int]) -> socket.socket:

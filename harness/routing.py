@@ -3,15 +3,15 @@
 Logical experts are chosen first, distinct per token, then mapped to slots:
 
     uniform      top_k of all experts
-    perfect      passes over a fresh permutation of the experts, dealt over the tokens of the whole group: how often any two
-                 experts are chosen differs by at most 1
-    zipf         without replacement with weight (i + 1) ** -exponent for the i-th expert of a permutation of the seed
+    perfect      passes over fresh permutations of the experts, dealt over the tokens of the whole group: how often any
+                 two experts are chosen differs by at most 1
+    zipf         without replacement, weight (i + 1) ** -exponent for the i-th expert of a permutation of the seed
     hot_expert   expert 0 for a share of hot_fraction of the tokens and for no other token; the rest uniform
     trace        rows of a file, one after another over the ranks, from a start of (seed, set), wrapping at its end
     all_to_one   experts of rank 0
     local_only   experts of the token's own rank
-    matrix       experts of one rank per token, ranks dealt in the proportions of the matrix' row, to the nearest token
-                 (largest remainder); tokens of an all-zero row choose nothing (-1)
+    matrix       experts of one rank per token; ranks are dealt in the proportions of the matrix' row, to the nearest
+                 token (largest remainder); tokens of an all-zero row choose nothing (-1)
 
 The last three aim at a rank: a rank with fewer than top_k experts gives all it has, and the token's other choices are
 uniform over the experts that are not on that rank. An expert with several slots serves a token from its replica number
@@ -102,9 +102,11 @@ def problems(routing: Routing, *, num_experts: int, top_k: int, ep_size: int) ->
     found: list[str] = []
     if not 1 <= top_k <= num_experts:
         found.append(f"top_k={top_k} must lie in [1, num_experts={num_experts}]; a token's experts are distinct")
-    for name in ("hot_fraction", "masked_fraction"):
-        if not 0 <= getattr(routing, name) <= 1:
-            found.append(f"routing.{name}={getattr(routing, name)} must lie in [0, 1]")
+    found += [
+        f"routing.{name}={getattr(routing, name)} must lie in [0, 1]"
+        for name in ("hot_fraction", "masked_fraction")
+        if not 0 <= getattr(routing, name) <= 1
+    ]
     if not (isfinite(routing.exponent) and 0 <= routing.exponent <= 8):
         found.append(f"routing.exponent={routing.exponent} must lie in [0, 8]")
     if routing.kind in (RoutingKind.TRACE, RoutingKind.MATRIX) and not found:
@@ -186,9 +188,8 @@ def _distinct(drawn: UInt64, table: UInt64) -> Int64:
 
 
 def _perfect(num_experts: int, top_k: int, group_token: Int64, keyed: tuple[int, ...]) -> Int64:
-    """A block is as many tokens as make whole passes over the experts. A block walks one permutation cyclically, so a
-    token that spans the end of a pass still meets distinct experts, and a block cut short by the end is a pass cut short.
-    """
+    """A block is as many tokens as make whole passes over the experts. It walks one permutation cyclically, so a token
+    that spans the end of a pass still meets distinct experts, and a block cut short has made some passes and a part."""
     if not len(group_token):
         return np.empty((0, top_k), np.int64)
     tokens_per_block = lcm(num_experts, top_k) // top_k

@@ -2,9 +2,11 @@
 
 Whatever the bytes, a reader returns a checked value or raises `InputError` with every problem it found.
 
-Trace: `.npz` with an integer array `ids` [N, top_k] and optionally a float array `weights` [N, top_k]; or `.parquet` with
-    columns of the same names holding one list per token. Ids are logical experts; -1 is a dropped selection.
-Matrix: `.csv` with ep_size lines of ep_size comma-separated numbers ('#' starts a comment line); or `.npz` with an array
+Trace
+    `.npz` with an integer array `ids` [N, top_k] and optionally a float array `weights` [N, top_k], or `.parquet` with
+    columns of the same names that hold one list per token. Ids are logical experts; -1 is a dropped selection.
+Matrix
+    `.csv` with ep_size lines of ep_size comma-separated numbers ('#' starts a comment line), or `.npz` with an array
     `traffic` [ep_size, ep_size]. Row i says how the tokens of rank i divide over the ranks, as fractions or counts.
 """
 
@@ -121,8 +123,8 @@ def _id_problems(path: str, ids: NDArray[Any], num_experts: int) -> list[str]:
     if outside.any():
         row, column = np.argwhere(outside)[0]
         found.append(
-            f"trace {path}: {outside.sum()} ids are outside [-1, {num_experts}), the first is {ids[row, column]} at token"
-            f" {row}, choice {column}; choose the model the trace was taken from"
+            f"trace {path}: {outside.sum()} ids are outside [-1, {num_experts}), the first is {ids[row, column]} at"
+            f" token {row}, choice {column}; choose the model the trace was taken from"
         )
     ordered = np.sort(ids, axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != -1)).any(axis=1)

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from epcross.harness import counter
@@ -51,21 +52,22 @@ _HOSTILE_PARTIALS = np.array([0xFFFF, 0x7FC0, 0x7F81, 0xFF81, 0x3F80, 0xC000, 0x
 
 
 @lru_cache(maxsize=12)
-def tape(payload: Payload, row_format: RowFormat, kind: TapeKind, length_bytes: int) -> Bytes:
-    """A read-only tape of `length_bytes` rounded up to a multiple of 64."""
-    length = -(-length_bytes // 64) * 64
+def windows(payload: Payload, row_format: RowFormat, kind: TapeKind, width_bytes: int, place_bits: int) -> Bytes:
+    """Every window of a tape, [2**place_bits, width_bytes], read-only: window i starts at byte i * STEP_BYTES.
+
+    The windows overlap in memory; indexing with an array of places copies out whole rows at the speed of memory.
+    """
+    length = -(-((STEP_BYTES << place_bits) + width_bytes) // 64) * 64
     stream = counter.key(_KEY, *map(_number, (payload, row_format, kind)))
     if kind is TapeKind.PARTIALS:
-        made = _partials(stream, length)
+        tape = _partials(stream, length)
     elif payload is Payload.ADVERSARIAL:
-        made = _hostile(stream, length)
+        tape = _hostile(stream, length)
     elif payload is Payload.EXACT:
-        made = _exact(stream, length, row_format, kind)
+        tape = _exact(stream, length, row_format, kind)
     else:
-        made = _random(stream, length, row_format, kind)
-    made = made.view(np.uint8)[:length]
-    made.flags.writeable = False
-    return made
+        tape = _random(stream, length, row_format, kind)
+    return sliding_window_view(tape.view(np.uint8), width_bytes)[::STEP_BYTES][: 1 << place_bits]
 
 
 def _number(word: StrEnum) -> int:
@@ -78,7 +80,7 @@ def _drawn(stream: int, length: int) -> Bytes:
 
 def _exact(stream: int, length: int, row_format: RowFormat, kind: TapeKind) -> NDArray[np.generic]:
     if row_format is RowFormat.NVFP4 and kind is TapeKind.ROWS:
-        nibbles = _as(_EXACT_VALUES, np.dtype(ml_dtypes.float4_e2m1fn))
+        nibbles = _EXACT_VALUES.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
         return nibbles[_drawn(stream, length) & 7] | nibbles[_drawn(stream + 1, length) & 7] << 4
     values = (
         _as(_EXACT_SCALES, _SCALES[row_format]) if kind is TapeKind.SCALES else _as(_EXACT_VALUES, _VALUES[row_format])

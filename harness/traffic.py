@@ -6,6 +6,7 @@ pair. "Remote" leaves out a token's own rank. Names are those of `record.Record`
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ def mean_over_sets(sets: Sequence[Traffic]) -> Traffic:
     """Means of every count, counts rounded to whole numbers (half to even)."""
     if not sets:
         raise ValueError("mean_over_sets needs at least one set")
-    means = {f.name: sum(getattr(t, f.name) for t in sets) / len(sets) for f in fields(Traffic)}
+    means: dict[str, Any] = {f.name: sum(getattr(t, f.name) for t in sets) / len(sets) for f in fields(Traffic)}
     return Traffic(**{f.name: round(means[f.name]) if f.type is int else means[f.name] for f in fields(Traffic)})
 
 

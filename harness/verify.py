@@ -1,20 +1,22 @@
 """What one rank must receive and combine, and the first thing that differs. The harness is the experts.
 
-Received rows, ids and weights are compared bit for bit, in any order. The harness' experts then make one partial for each
-received row: `slot_scale` of the slot's expert times the decoded row, in fp32, rounded to bf16 once. Which selections count
-depends on who multiplies the weights:
+Received rows, ids and weights are compared bit for bit, in any order. The harness' experts then make one partial for
+each received row: the decoded row times `slot_scale` of the slot's expert, in fp32, rounded to bf16 once. Which of the
+token's selections count depends on who multiplies the weights:
 
-    WeightsBy.EXPERTS   partial = row * sum over the token's selections here of weight * scale; combine adds partials
-    WeightsBy.COMBINE   partial = row * scale of the token's first selection here; combine adds, for each selection here,
-                        weight * partial. An adapter whose library wants one input per selection gives each the same partial
+    EXPERTS   partial = row * (sum over the token's selections here of weight * scale); combine adds partials
+    COMBINE   partial = row * (scale of the token's first selection here); combine adds weight * partial for each
+              selection here. An adapter whose library takes an input per selection gives each of them the same partial
 
-Sums are compared bit for bit under `Payload.EXACT` and `ADVERSARIAL`, whatever the order, and under RANDOM if the backend
-declares its arithmetic exact; NaN equals NaN of any payload, and zeros are equal. Else RANDOM is held to a bound for every
-value: with P the magnitudes of its n terms added, u = 2**-8 of bf16 and v = 2**-24 of fp32 (half a unit in the last place),
-a sum in any order is off by at most n v P, or n u P if it accumulates in bf16, and the rounding at the end adds u |sum|;
-ours, which it is compared to, is off by n v P. Source: Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2.
+Sums are compared bit for bit under `Payload.EXACT` and `ADVERSARIAL`, whatever the order, and under RANDOM if the
+backend declares its arithmetic exact; NaN equals NaN of any payload, and zeros are equal. Else RANDOM is held to a
+bound for every value: with P the magnitudes of its n terms added, u = 2**-8 of bf16 and v = 2**-24 of fp32 (half a unit
+in the last place), a sum in any order is off by at most n v P, or n u P if it accumulates in bf16, and its rounding at
+the end adds u |sum|; ours, which it is compared to, is off by n v P, and n v P more covers second-order terms.
+Source: Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +26,14 @@ from epcross.harness.backends.base import BF16Bits, Bytes, Float32, Int32, Recei
 from epcross.harness.errors import ConfigError
 from epcross.harness.placement import Slots
 from epcross.harness.point import Point
+from epcross.harness.sums import Sums, differ
 from epcross.harness.tape import Payload
 from epcross.harness.terms import RowFormat, WeightsBy
 from epcross.harness.workload import GroupBatch, slot_scale
 from epcross.kernels.codecs import bf16_to_float, decode, float_to_bf16
 from epcross.kernels.formats import row_size
 
-_CHUNK_VALUES = 2**16  # fp32 values of a few arrays of this length stay in a core's own cache
+_CHUNK_VALUES = 2**17  # fp32 values of a few arrays of this length stay in a core's own cache
 _U_BF16, _U_FP32 = 2.0**-8, 2.0**-24
 
 Int64 = NDArray[np.int64]
@@ -156,23 +159,23 @@ class Checker:
                 f"combined is {combined.dtype} {combined.shape}, not uint16 {shape}", "the combined array"
             )
         by_bits = self.reduction.exact or gb.payload is not Payload.RANDOM
-        terms = self._terms(gb)
+        sums = Sums(gb, self.rank, self.slots, self.weights_by, self.reduction)
         wrong_rows, first = 0, None
         for at in self._chunks(shape[0]):
-            total, magnitude = self._sums(gb, terms, at)
+            total, magnitude = sums.of(at)
             want, got = float_to_bf16(total), combined[at]
             if by_bits:
-                bad = _differ(got, want)
+                bad = differ(got, want)
             else:
                 values = bf16_to_float(np.ascontiguousarray(got))
-                bound = terms.count * (self._unit() + _U_FP32) * magnitude + _U_BF16 * np.abs(total)
+                bound = sums.terms.count * (self._unit() + 2 * _U_FP32) * magnitude + _U_BF16 * np.abs(total)
                 # the written form is false for NaN, which no bound may let through
                 bad = ~(np.abs(values - total) <= bound)
             if bad.any():
                 wrong_rows += int(bad.any(axis=1).sum())
                 if first is None:
                     n, column = np.argwhere(bad)[0].tolist()
-                    first = (at.start + n, column, _bf16_text(got[n, column]), _bf16_text(want[n, column]))
+                    first = (at.start + n, column, _bf16_text(int(got[n, column])), _bf16_text(int(want[n, column])))
         if first is None:
             return None
         return Mismatch(
@@ -187,37 +190,6 @@ class Checker:
             total=shape[0],
             unit="combined rows are wrong",
         )
-
-    def _terms(self, gb: GroupBatch) -> "_Terms":
-        return _terms(gb.ids[self.rank], gb.weights[self.rank], self.slots, self._scale, self.weights_by)
-
-    @np.errstate(invalid="ignore")  # signalling NaNs are legal partials
-    def _sums(self, gb: GroupBatch, terms: "_Terms", at: slice) -> tuple[Float32, Float32]:
-        """Unrounded sums of some of this rank's tokens, and their terms' magnitudes added."""
-        token = np.arange(at.start, at.stop)
-        source = np.full(len(token), self.rank)
-        total = np.zeros((len(token), self.point.model.hidden), np.float32)
-        magnitude = np.zeros_like(total)
-        adversarial = gb.payload is Payload.ADVERSARIAL
-        rows = None if adversarial else self._decode(gb.rows(source, token), gb.scales(source, token))
-        need_magnitude = not (self.reduction.exact or adversarial)
-        for step in range(terms.count):
-            used = terms.rank[at, step] >= 0
-            if rows is None:
-                bits = gb.adversarial_partials(np.maximum(terms.rank[at, step], 0), source, token)
-            else:
-                bits = float_to_bf16(rows * terms.scale[at, step, None])
-            term = bf16_to_float(bits)
-            if self.weights_by is WeightsBy.COMBINE:
-                term *= terms.weight[at, step, None]
-            if not used.all():
-                term[~used] = 0
-            total += term
-            if self.reduction.accumulate == "bf16":
-                total = bf16_to_float(float_to_bf16(total))
-            if need_magnitude:
-                magnitude += np.abs(term)
-        return total, magnitude
 
     def _unit(self) -> float:
         return _U_BF16 if self.reduction.accumulate == "bf16" else _U_FP32
@@ -259,9 +231,8 @@ class Checker:
                 )
         return None
 
-    def _owner(self, got: Bytes, want_of: object, source: Int32, token: Int32) -> str:
+    def _owner(self, got: Bytes, want_of: Callable[[Int32, Int32], Bytes], source: Int32, token: Int32) -> str:
         """Whose row of those expected here `got` is, as words; empty if nobody's."""
-        assert callable(want_of)
         for at in self._chunks(len(source)):
             same = (want_of(source[at], token[at]) == got).all(axis=1)
             if same.any():
@@ -324,56 +295,5 @@ class Checker:
         return "; ".join(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Terms:
-    """What each of a rank's tokens adds up, in order: term j is bf16(row * scale[:, j]), times weight[:, j] if the
-    combine multiplies; rank -1 and scale 0 where a token has fewer terms."""
-
-    count: int
-    rank: Int64  # [T, count]
-    scale: Float32  # [T, count]
-    weight: Float32  # [T, count]
-
-
-def _terms(ids: Int32, weights: Float32, slots: Slots, scale: Float32, weights_by: WeightsBy) -> _Terms:
-    ep_size = slots.ep_size
-    destination = np.where(ids >= 0, slots.slot_rank[ids], ep_size)
-    order = np.argsort(destination, axis=1, kind="stable")  # ranks ascending, the token's own order inside a rank
-    rank, slot, weight = (np.take_along_axis(a, order, axis=1) for a in (destination, ids, weights))
-    valid = rank < ep_size
-    starts = valid.copy()
-    starts[:, 1:] &= rank[:, 1:] != rank[:, :-1]
-    group = np.cumsum(starts, axis=1) - 1
-    every = np.arange(len(ids))
-    first_scale = np.zeros(ids.shape, np.float32)
-    summed = np.zeros(ids.shape, np.float32)
-    group_rank = np.full(ids.shape, -1, np.int64)
-    for column in range(ids.shape[1]):
-        at = every[valid[:, column]], group[valid[:, column], column]
-        here = scale[slot[valid[:, column], column]]
-        first_scale[at] = np.where(starts[valid[:, column], column], here, first_scale[at])
-        summed[at] += weight[valid[:, column], column] * here
-        group_rank[at] = rank[valid[:, column], column]
-    if weights_by is WeightsBy.EXPERTS:
-        count = int((group_rank >= 0).sum(axis=1).max(initial=0))
-        return _Terms(count=count, rank=group_rank, scale=summed, weight=np.ones_like(summed))
-    per_selection = np.where(valid, np.take_along_axis(first_scale, np.maximum(group, 0), axis=1), np.float32(0))
-    return _Terms(
-        count=int(valid.sum(axis=1).max(initial=0)),
-        rank=np.where(valid, rank, -1),
-        scale=per_selection,
-        weight=np.where(valid, weight, np.float32(0)),
-    )
-
-
-def _differ(got: BF16Bits, want: BF16Bits) -> NDArray[np.bool_]:
-    """Where bf16 bits mean different values: NaN equals NaN, zero equals zero."""
-    if np.array_equal(got, want):
-        return np.zeros(got.shape, np.bool_)
-    both_nan = ((got & 0x7FFF) > 0x7F80) & ((want & 0x7FFF) > 0x7F80)
-    both_zero = ((got | want) & 0x7FFF) == 0
-    return (got != want) & ~both_nan & ~both_zero
-
-
-def _bf16_text(bits: np.uint16) -> str:
-    return f"{bf16_to_float(np.array([bits], np.uint16))[0]} (0x{int(bits):04x})"
+def _bf16_text(bits: int) -> str:
+    return f"{bf16_to_float(np.array([bits], np.uint16))[0]} (0x{bits:04x})"

@@ -1,29 +1,33 @@
 """The inputs of all ranks, computable on any rank: ids, weights and rows of one set.
 
 A row is a window into a tape of values that is fixed by payload and format. Where it starts is a bijection of (source,
-token) that depends on (seed, set): any row costs one copy, on its own rank or where it must be checked, and no two tokens
-of a batch share a window. Windows of 32 values or more are different in fact; shorter rows may repeat by chance.
+token) that depends on (seed, set): any row costs one copy, on its own rank or where it must be checked, and no two
+tokens of a batch share a window. Windows of 64 values or more differ in fact; shorter rows may repeat by chance.
 
 Three payloads:
 
-EXACT: sums come out the same in any order and in bf16. Values times scales are +-2**j. Weights are w/8 with w in {1, 2, 4},
-    slots scale by 2**s with s in {0, 1, 2}, so what a token's selections add to a column is u * (w * 2**s) with one u = +-2**j
-    / 8 for all of them. w * 2**s is an integer of at most 16; sums over 16 selections are integers of at most 256 = 2**8 and
-    so are all partial sums, in any grouping, for nothing has another sign: all need at most 8 significant bits, which bf16
-    has. More than 16 selections drop the larger weights. As all terms have one sign and every weight is below 1, a missing
-    selection, or a weight applied twice or never, changes each column of the row.
-RANDOM: finite values of moderate size; weights of a token add to 1.
-ADVERSARIAL: any bits in rows and scales, among them NaN patterns and runs of all-ones words, EXACT weights, and NaN as the
-    weight of dropped selections. Partials are not computed from such rows but are windows too, of NaN patterns and +-1, +-2,
-    +-4: whatever the order, a sum with a NaN is NaN, and one without needs at most 7 bits plus a sign.
+EXACT
+    Sums come out the same in any order and in bf16. Values times scales are +-2**j. Weights are w/8 with w in {1, 2, 4}
+    and slots scale by 2**s with s in {0, 1, 2}, so what a token's selections add to a column is u * (w * 2**s) with one
+    u = +-2**j / 8 for all of them. w * 2**s is an integer of at most 16; sums of 16 of them are integers of at most
+    256 = 2**8, and so is every partial sum in any grouping, for no term has another sign. All need at most 8
+    significant bits, which bf16 has. (More than 16 selections drop the larger weights.) As all terms have one sign and
+    every weight is below 1, a missing selection, or a weight applied twice or never, changes every column of the row.
+RANDOM
+    Finite values of moderate size; weights of a token add to 1.
+ADVERSARIAL
+    Any bits in rows and scales, among them NaN patterns and runs of all-ones words; EXACT weights, and NaN as the
+    weight of dropped selections. Partials are not computed from such rows but are windows too, of NaN patterns and +-1,
+    +-2, +-4: whatever the order, a sum with a NaN is NaN, and one without is as exact as above (with s = 0, 1, 2 in the
+    partial).
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from epcross.harness import counter, routing
@@ -32,7 +36,7 @@ from epcross.harness.errors import ConfigError
 from epcross.harness.placement import Slots, lay_out
 from epcross.harness.point import Point
 from epcross.harness.routing_files import read_trace
-from epcross.harness.tape import STEP_BYTES, Payload, TapeKind, tape
+from epcross.harness.tape import Payload, TapeKind, windows
 from epcross.harness.terms import RoutingKind
 from epcross.kernels.formats import row_size
 
@@ -93,21 +97,18 @@ class GroupBatch:
 
     def _places(self, source: NDArray[np.integer], token: NDArray[np.integer]) -> Int64:
         """A different number below 2**bits for each token of the group: an affine map with an odd factor."""
-        before = np.concatenate([[0], np.cumsum(self.point.tokens)])
-        factor = counter.key(_PLACE, self.seed, self.set_index) | 1
-        start = counter.key(_PLACE, self.seed, self.set_index, 1)
-        group_token = (before[source] + token).astype(np.uint64)
-        place = group_token * np.uint64(factor) + np.uint64(start)
+        factor, start = _place_map(self.seed, self.set_index)
+        before = np.cumsum((0, *self.point.tokens))
+        place = (before[source] + token).astype(np.uint64) * factor + start
         return (place & np.uint64((1 << self._place_bits) - 1)).astype(np.int64)
 
     def _windows(self, kind: TapeKind, used: int, width: int, place: Int64) -> Bytes:
         """[N, width] bytes, zero from `used` on."""
-        long = tape(self.payload, self.point.dispatch_format, kind, (STEP_BYTES << self._place_bits) + used)
-        windows = sliding_window_view(long, used)[place * STEP_BYTES]
+        rows = windows(self.payload, self.point.dispatch_format, kind, used, self._place_bits)[place]
         if used == width:
-            return windows
+            return rows
         out = np.zeros((len(place), width), np.uint8)
-        out[:, :used] = windows
+        out[:, :used] = rows
         return out
 
 
@@ -149,8 +150,10 @@ def assemble(point: Point, ids: Sequence[Int32], *, seed: int, set_index: int, p
 
 
 def slot_scale(slots: Slots) -> Float32:
-    """What the expert of each slot multiplies by, [num_slots]: 1, 2 or 4, different for neighbours on a rank and for the
-    same place on neighbouring ranks."""
+    """What the expert of each slot multiplies by, [num_slots]: 1, 2 or 4.
+
+    It differs between neighbours on a rank and between the same places on neighbouring ranks.
+    """
     slot = np.arange(slots.num_slots)
     return (1 << ((slot % slots.slots_per_rank + slots.slot_rank) % 3)).astype(np.float32)
 
@@ -165,12 +168,19 @@ def ids_hash(sets: Iterable[Sequence[Int32]]) -> str:
     return digest.hexdigest()[:16]
 
 
+@lru_cache(maxsize=64)
+def _place_map(seed: int, set_index: int) -> tuple[np.uint64, np.uint64]:
+    """An odd factor and a start."""
+    key = counter.key(_PLACE, seed, set_index)
+    return np.uint64(key | 1), np.uint64(counter.key(key))
+
+
 def _weights(point: Point, ids: Int32, seed: int, set_index: int, source: int, payload: Payload) -> Float32:
     drawn = counter.words(counter.key(_WEIGHTS, seed, set_index, source), 0, ids.size).reshape(ids.shape)
     if payload is Payload.RANDOM:
         return _random_weights(point, ids, drawn, seed, set_index, source)
     allowed = [unit for unit in (1, 2, 4) if unit * 4 * ids.shape[1] <= 256]
-    units = np.array(allowed, np.float32)[counter.below(drawn, np.uint64(len(allowed))).astype(np.int64)]
+    units = np.array(allowed, np.float32)[counter.below(drawn, len(allowed)).astype(np.int64)]
     weights = units * np.float32(_WEIGHT_UNIT)
     return np.where(ids < 0, np.float32("nan"), weights) if payload is Payload.ADVERSARIAL else weights
 

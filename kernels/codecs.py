@@ -1,8 +1,8 @@
 """What the bytes of a row mean: encode and decode each `RowFormat`, for experts, checks and the oracle.
 
-Layout, little-endian as on every supported host: value i of a row at its natural place; of two 4-bit values in a byte the
-first is in the low bits; scale j covers values [j * block, (j + 1) * block), a last block may be partial. Decoding is by
-look-up and one fp32 multiplication by the scale; encoding rounds to nearest, ties to even.
+Layout, little-endian as on every supported host: value i of a row at its natural place; of two 4-bit values in a byte
+the first is in the low bits; scale j covers values [j * block, (j + 1) * block), a last block may be partial. Decoding
+is by look-up and one fp32 multiplication by the scale; encoding rounds to nearest, ties to even.
 
 Source: OCP 8-bit Floating Point (OFP8) 1.0 for e4m3, OCP Microscaling Formats (MX) 1.0 for e2m1, e8m0 and mxfp8 scales.
 """
@@ -66,9 +66,9 @@ def decode_scales(row_format: RowFormat, scales: Bytes, hidden: int) -> Float32:
 def encode(row_format: RowFormat, values: Float32) -> tuple[Bytes, Bytes]:
     """Rows [n, padded_row_bytes] and scale rows [n, padded_scale_bytes] of finite values [n, hidden].
 
-    A scale maps its block's largest magnitude to the largest value of the format: in fp32 for fp8, in e4m3 for nvfp4 (no
-    second, per-tensor scale), and for mxfp8 to its power of two as the MX standard says, with saturation. A block of
-    zeros has scale 1.
+    A scale maps its block's largest magnitude to the largest value of the format: in fp32 for fp8, in e4m3 for nvfp4
+    (no second, per-tensor scale), and for mxfp8 to its power of two as the MX standard says, with saturation. A block
+    of zeros has scale 1.
     """
     count, hidden = values.shape
     size = row_size(row_format, hidden)

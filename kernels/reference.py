@@ -70,8 +70,8 @@ def expert_partials(
 
     Args:
         slot_scale: the factor of each slot's expert [num_slots].
-        weighted: add the experts' outputs, each times its weight; otherwise give the output of the token's first expert on
-            this rank, unweighted.
+        weighted: add the experts' outputs, each times its weight; otherwise give the output of the token's first expert
+            on this rank, unweighted.
     """
     values = decode(row_format, landed.rows, landed.scales, hidden)
     partials = np.zeros((len(values), hidden), np.uint16)

@@ -1,0 +1,156 @@
+"""From a backend's configuration to the backend: import its class, check its options, ask whether it is usable.
+
+Run as a module it answers `unavailable` for another interpreter: configuration as JSON on stdin, answer on stdout.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+from epcross.harness.backends.base import Backend
+from epcross.harness.errors import ConfigError
+from epcross.harness.point import Point, Scalar
+from epcross.harness.schema import BackendConfig
+from epcross.harness.typed import Mismatch, convert, suggest
+
+PROBE_LIMIT_S = 60.0
+"""How long another interpreter may take to say whether a backend is usable; importing torch cold takes 20 s."""
+
+
+class CannotImport(Exception):
+    """The module of a backend exists and fails when imported; the message is a sentence."""
+
+
+def load(config: BackendConfig) -> Backend:
+    """The backend with its options, touching nothing else.
+
+    Raises:
+        ConfigError: the target is no backend class, or an option is unknown or of the wrong type.
+        CannotImport: its module fails when imported, as for a library that this machine lacks.
+    """
+    defaults = option_defaults(config)
+    problems = [
+        f"backend '{config.name}': unknown option '{name}'{suggest(name, defaults)}"
+        for name in config.options
+        if name not in defaults
+    ]
+    options = dict(defaults)
+    for name in config.options.keys() & defaults.keys():
+        try:
+            options[name] = option_value(defaults[name], config.options[name])
+        except Mismatch as error:
+            problems.append(f"backend '{config.name}': option {name} {error}")
+    if problems:
+        raise ConfigError(sorted(problems))
+    return backend_class(config)(options)
+
+
+def option_defaults(config: BackendConfig) -> dict[str, Scalar]:
+    """The options its class takes, with their defaults. Raises as `load`."""
+    return dict(backend_class(config).option_defaults())
+
+
+def for_point(config: BackendConfig, point: Point) -> Backend:
+    """The backend with the options of `point`. Raises as `load`."""
+    return load(replace(config, options=dict(point.options)))
+
+
+def option_value(default: Any, value: Any) -> Any:
+    """`value` with the type of the option's default; a default of None allows anything.
+
+    Raises:
+        Mismatch: it has another type.
+    """
+    if default is None:
+        return value
+    return convert(value, type(default))
+
+
+def unavailable(config: BackendConfig) -> str | None:
+    """Why the backend cannot be used here, as a sentence; None if it can.
+
+    Asked in the backend's own interpreter and environment where it has any. Raises only `ConfigError`.
+    """
+    if config.python is not None or config.env:
+        return _ask_interpreter(config)
+    try:
+        backend = load(config)
+    except CannotImport as error:
+        return str(error)
+    try:
+        return backend.unavailable()
+    except Exception as error:  # the contract forbids it; one careless adapter must not end the plan
+        return f"its check failed with {type(error).__name__}: {error}"
+
+
+def backend_class(config: BackendConfig) -> type[Backend]:
+    """The class that `target` names. Raises as `load`."""
+    module_name, colon, class_name = config.target.partition(":")
+    named = f"backend '{config.name}': target '{config.target}'"
+    if not (module_name and colon and class_name):
+        raise ConfigError(f"{named} must be written module:Class, such as my_package.my_kernel:MyKernel")
+    if config.folder and config.folder not in sys.path:
+        sys.path.append(config.folder)  # last: a folder of the user never hides an installed module
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            beside = f"put it into {config.folder}, or " if config.folder else ""
+            raise ConfigError(f"{named}: there is no module '{error.name}'; {beside}install it") from error
+        raise CannotImport(f"{module_name} needs the module '{error.name}', which is not installed") from error
+    except Exception as error:
+        raise CannotImport(f"importing {module_name} fails with {type(error).__name__}: {error}") from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [
+            n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Backend) and v is not Backend
+        ]
+        raise ConfigError(f"{named}: {module_name} has no class '{class_name}'{suggest(class_name, classes)}")
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise ConfigError(f"{named} is no subclass of epcross.harness.backends.base.Backend")
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    missing += [n for n in ("name", "domains", "boundary", "host_sync") if not hasattr(found, n)]
+    if missing:
+        raise ConfigError(f"{named} lacks {', '.join(missing)}; the contract is in epcross/harness/backends/base.py")
+    return found
+
+
+def _ask_interpreter(config: BackendConfig) -> str | None:
+    python = config.python or sys.executable
+    try:
+        asked = subprocess.run(
+            [python, "-m", "epcross.harness.backends.loader"],
+            input=json.dumps(config.to_json()),
+            env={**os.environ, **config.env},
+            capture_output=True,
+            text=True,
+            timeout=PROBE_LIMIT_S,
+            check=False,
+        )
+    except OSError as error:
+        return f"its interpreter {python} cannot be started: {error.strerror}; correct 'python' in its YAML"
+    except subprocess.TimeoutExpired:
+        return f"its interpreter {python} gave no answer within {PROBE_LIMIT_S:.0f} s"
+    try:
+        reason = json.loads(asked.stdout.splitlines()[-1])["unavailable"]
+    except (IndexError, ValueError, KeyError, TypeError):
+        last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
+        return f"its interpreter {python} cannot run epcross ({last}); install epcross there"
+    return reason
+
+
+def _answer() -> None:
+    config = BackendConfig.from_json({**json.load(sys.stdin), "python": None, "env": {}})
+    try:
+        reason = unavailable(config)
+    except ConfigError as error:
+        reason = str(error)
+    sys.stdout.write(f"\n{json.dumps({'unavailable': reason})}\n")
+
+
+if __name__ == "__main__":
+    _answer()

@@ -1,0 +1,33 @@
+"""One file per verb of the command line, each with `command`. Options that verbs share are here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WIDTH = 100
+"""Columns of printed tables; a pipe has no width of its own."""
+
+
+def overrides_argument(function: F) -> F:
+    """Words such as sweep=quickstart tokens_per_rank=1,8, as `overrides`."""
+    return click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")(function)
+
+
+def config_dir_option(function: F) -> F:
+    """`--config-dir DIR`, repeatable, as `config_dirs`."""
+    return click.option(
+        "--config-dir",
+        "config_dirs",
+        multiple=True,
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="A folder with more backend/, model/, sweep/, ... files; may be given several times.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")(function)

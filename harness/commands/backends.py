@@ -1,0 +1,68 @@
+"""`epcross backends`: every backend, and whether it can be used here."""
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from epcross.harness.commands import WIDTH, config_dir_option, json_option
+
+
+@click.command("backends")
+@config_dir_option
+@json_option
+def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
+    """List every backend: where it runs, and whether it can be used here or why not.
+
+    \b
+    Example: epcross backends
+    """
+    entries = survey(config_dirs)
+    if as_json:
+        click.echo(json.dumps(entries, indent=2))
+        return
+    table = Table(width=WIDTH, show_lines=False)
+    table.add_column("backend", no_wrap=True)
+    table.add_column("label")
+    table.add_column("domains")
+    table.add_column("usable here", ratio=1)
+    for entry in entries:
+        reason = entry["unavailable"]
+        table.add_row(
+            Text(str(entry["name"]), style="bold"),
+            Text(str(entry["label"])),
+            Text(", ".join(entry["domains"])),
+            Text("yes", style="green") if reason is None else Text(f"no: {reason}", style="yellow"),
+        )
+    Console(width=WIDTH).print(table)
+
+
+def survey(config_dirs: tuple[Path, ...] = ()) -> list[dict]:
+    """What is known of each backend, as plain JSON values; a faulty one is listed with what is wrong."""
+    from epcross.harness.backends import loader
+    from epcross.harness.errors import ConfigError
+    from epcross.harness.library import Library
+
+    library = Library(config_dirs)
+    entries: list[dict] = []
+    for name in library.names("backend"):
+        problems: list[str] = []
+        library.load([("backend", name)], problems)
+        config = library.get("backend", name)
+        entry = {"name": name, "label": config.label if config else "", "domains": [], "unavailable": None}
+        if config is None:
+            entry["unavailable"] = "; ".join(problems)
+        else:
+            try:
+                entry["domains"] = sorted(str(domain) for domain in loader.backend_class(config).domains)
+                loader.load(config)
+                entry["unavailable"] = loader.unavailable(config)
+            except (ConfigError, loader.CannotImport) as error:
+                entry["unavailable"] = str(error)
+            entry["target"] = config.target
+            entry["python"] = config.python
+        entries.append(entry)
+    return entries

@@ -1,0 +1,100 @@
+"""The values a configuration resolves to, besides those of `point.py`. Plain dataclasses: workers read them too."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from epcross.harness.point import Scalar
+from epcross.harness.terms import Domain, Sharing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownIssue:
+    """A known defect of some versions; rows of such a version carry the flag `known_issue`."""
+
+    versions: str  # a PEP 440 specifier, such as "<1.3" or "==2.0.*"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendConfig:
+    """What `conf/backend/NAME.yaml` says. `name` and `folder` come from the place of the file."""
+
+    name: str
+    target: str  # module:Class
+    label: str  # in tables and figures
+    color: str  # "#rrggbb"
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    python: str | None = None  # interpreter of its workers; None: the one that runs the harness
+    env: Mapping[str, str] = field(default_factory=dict)  # of its workers, set before they start
+    known_issues: tuple[KnownIssue, ...] = ()
+    engines: Mapping[str, str] | None = None  # how serving engines call it, in words
+    folder: str = ""  # the --config-dir it came from; its module may lie there
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values from which `from_json` rebuilds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "BackendConfig":
+        """The configuration that `to_json` described."""
+        return cls(**{**data, "known_issues": tuple(KnownIssue(**issue) for issue in data["known_issues"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where ranks run."""
+
+    name: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """How ranks are started."""
+
+    name: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a rank is, hence the domain of its rows."""
+
+    domain: Domain
+    sharing: Sharing = Sharing.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Points as a product: every axis of `grid` with every row of each zipped table, less what `exclude` matches."""
+
+    grid: Mapping[str, Any] = field(default_factory=dict)  # factor -> value or list of values
+    zip: tuple[Mapping[str, Any], ...] = ()  # each: factor -> list, all of one length, stepped together
+    exclude: tuple[Mapping[str, Any], ...] = ()  # each: factor -> value or list; all must match
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What `sweeps/NAME.yaml` says. Each entry of `blocks` adds to the common grid, zip and exclude."""
+
+    description: str
+    timing: str = ""  # chosen options of these groups, unless the command line chooses
+    cluster: str = ""
+    launcher: str = ""
+    grid: Mapping[str, Any] = field(default_factory=dict)
+    zip: tuple[Mapping[str, Any], ...] = ()
+    exclude: tuple[Mapping[str, Any], ...] = ()
+    blocks: tuple[Block, ...] = ()
+    floor_only: bool = False  # no backends: measure the floor at each EP size
+
+    def products(self) -> tuple[Block, ...]:
+        """The blocks with the common part merged in; the sweep is their union, in order."""
+        return tuple(
+            Block(
+                grid={**self.grid, **block.grid},
+                zip=self.zip + block.zip,
+                exclude=self.exclude + block.exclude,
+            )
+            for block in self.blocks or (Block(),)
+        )

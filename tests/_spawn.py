@@ -1,0 +1,242 @@
+"""Real supervisors and workers for tests: a job of a few tiny points, faults on demand, and what is left afterwards.
+
+`backend` and `measure` are loaded by workers, so this module must import quickly and need nothing but numpy.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+
+from epcross.harness.backends.base import Backend, Description, Group, Received
+from epcross.harness.errors import WaitExpired
+from epcross.harness.job import Job
+from epcross.harness.launch import JobEnd, run_job
+from epcross.harness.point import Model, Placement, Point, Timing, Unit
+from epcross.harness.record import Samples, UnitResult
+from epcross.harness.rows import RunContext, base_record, planned_records
+from epcross.harness.run_directory import RunDirectory, create_run
+from epcross.harness.schedule import turns
+from epcross.harness.schema import BackendConfig
+from epcross.harness.terms import Boundary, Domain, Flag, Phase, Regime, Stage, Status
+
+HERE = Path(__file__).resolve().parent
+TIMING = Timing(
+    launches=2,
+    seeds=1,
+    chains=2,
+    chain_ms=1,
+    min_pairs=1,
+    max_pairs=1,
+    iterations=2,
+    warmup_pairs=1,
+    sets=2,
+    wall_limit_s=4.0,
+)
+
+
+def point(
+    tokens: int, backend: str = "fake", ep_size: int = 2, regime: Regime = Regime.STEADY, **options: Any
+) -> Point:
+    """A tiny point; `options` tell the fake backend how to fail."""
+    return Point(
+        backend=backend,
+        options=tuple(sorted({**Fake.option_defaults(), **options}.items())),
+        model=Model(name="tiny", num_experts=8, top_k=2, hidden=64, intermediate=64),
+        ep_size=ep_size,
+        tokens_per_rank=tokens,
+        tokens=(tokens,) * ep_size,
+        max_tokens_per_rank=tokens,
+        placement=Placement(num_slots=8),
+        regime=Regime.STEADY,
+    )
+
+
+def fail(fault: str, group: Group) -> None:
+    """What can go wrong in a process."""
+    match fault:
+        case "raise":
+            raise RuntimeError("the fake was told to raise")
+        case "exit":
+            sys.stderr.write("these are my last words\n")
+            sys.stderr.flush()
+            os._exit(7)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(1000)
+        case "wait_expired":
+            raise WaitExpired("rank 1 waited 1 s for peer 0 in dispatch, epoch 3")
+        case "silent":  # a peer's bounded wait runs out; this rank never says a word
+            group.all_gather(b"silent")
+            time.sleep(1000)
+        case _:
+            raise AssertionError(fault)
+
+
+class Fake(Backend):
+    """Moves nothing. Fails as its options say: `fault` on `rank` in `stage`."""
+
+    name = "fake"
+    domains = frozenset({Domain.CPU})
+    boundary: ClassVar = {phase: frozenset({Boundary.TRANSFER}) for phase in Phase}
+    host_sync = False
+
+    @classmethod
+    def option_defaults(cls) -> Mapping[str, Any]:
+        return {"fault": "", "rank": 1, "stage": "time", "launch": 0, "refuse": False, "child": False, "sleep_s": 0.0}
+
+    def unavailable(self) -> str | None:
+        return os.environ.get("FAKE_UNAVAILABLE")
+
+    def unsupported(self, point: Point) -> str | None:
+        return "the fake refuses 77 tokens; choose another number" if point.tokens_per_rank == 77 else None
+
+    def workspace_bytes(self, point: Point) -> int:
+        return 0
+
+    def prepare(self, point: Point, shard: Any, group: Group) -> None:
+        raise NotImplementedError
+
+    def refill(self, set_index: int, batch: Any) -> None:
+        raise NotImplementedError
+
+    def dispatch(self, set_index: int) -> None:
+        raise NotImplementedError
+
+    def received(self, set_index: int) -> Received:
+        raise NotImplementedError
+
+    def stage(self, set_index: int, partials: Any) -> None:
+        raise NotImplementedError
+
+    def experts(self, set_index: int) -> None:
+        raise NotImplementedError
+
+    def combine(self, set_index: int) -> None:
+        raise NotImplementedError
+
+    def combined(self, set_index: int) -> Any:
+        return np.zeros((0, 0), np.uint16)
+
+    def describe(self) -> Description:
+        return Description(version="1", transport="none")
+
+    def close(self) -> None:
+        return
+
+
+class FailsAtImport(Fake):
+    """Cannot even be made."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        raise ImportError("libfancy.so.3: cannot open shared object file")
+
+
+def measure(
+    backend: Backend,
+    unit: Unit,
+    timing: Timing,
+    group: Group,
+    context: RunContext,
+    report_stage: Callable[[Stage], None],
+    flags: frozenset[Flag] = frozenset(),
+) -> UnitResult | None:
+    """Goes through the stages with a barrier at each, as the real one does, and fails where it is told to."""
+    options = backend.options
+    if options["child"]:  # something a compiler might leave behind
+        subprocess.Popen(["sleep", "1000"])
+    segment = Path("/dev/shm") / f"epcross-{group.shared_name}-{group.rank}"
+    segment.write_bytes(b"x" * 100)
+    for stage in (Stage.PREPARE, Stage.VERIFY_BEFORE, Stage.TIME, Stage.VERIFY_AFTER, Stage.CLOSE):
+        report_stage(stage)
+        group.barrier()
+        if stage is Stage.TIME:
+            time.sleep(float(options["sleep_s"] or 0))
+        if options["fault"] and options["stage"] == stage and options["launch"] == unit.launch:
+            if group.rank == options["rank"]:
+                fail(str(options["fault"]), group)
+            elif options["fault"] == "silent":
+                group.all_gather(b"silent")
+                raise WaitExpired(f"rank {group.rank} waited 1 s for peer {options['rank']} in combine, epoch 9")
+    segment.unlink()
+    if group.rank:
+        return None
+    base = replace(base_record(unit.point, context), flags=" ".join(sorted(flags)), estimator="median", n_samples=2)
+    latencies = {"latency_us": 2.0, "latency_min_us": 1.0, "latency_max_us": 3.0, "status": Status.OK}
+    records = tuple(replace(record, **latencies) for record in planned_records(base, timing, unit.launch))
+    samples = tuple(Samples(phase=r.phase, repeat=r.repeat, values_us=[[1.0, 2.0], [2.0, 3.0]]) for r in records)
+    return UnitResult(point_id=unit.point.point_id, launch=unit.launch, records=records, samples=samples)
+
+
+def measure_floor(group: Group) -> dict[str, Any]:
+    """A floor that shows who took part."""
+    return {"ranks": [int(data) for data in group.all_gather(b"%d" % group.rank)]}
+
+
+def config(name: str = "fake", target: str = "_spawn:Fake", **changes: Any) -> BackendConfig:
+    """A backend in this file."""
+    defaults = {"label": name, "color": "#000000", "folder": str(HERE)}
+    return BackendConfig(name=name, target=target, **{**defaults, **changes})
+
+
+def new_run(output_dir: Path) -> RunDirectory:
+    """An empty run folder."""
+    return create_run(output_dir, "test", {}, {})
+
+
+def job(run: RunDirectory, points: Sequence[Point], *, timing: Timing = TIMING, **changes: Any) -> Job:
+    """A job of `points` in `run`, with the fake backend and the fake measurement."""
+    context = RunContext(
+        run_id=run.run_id, measure_hash="m", machine="box", allocation_id=run.allocation_id, git_sha="", git_dirty=False
+    )
+    values = {
+        "name": f"ep{points[0].ep_size}",
+        "run_dir": str(run.path),
+        "ep_size": points[0].ep_size,
+        "timing": timing,
+        "context": context,
+        "backends": {p.backend: config(p.backend) for p in points},
+        "points": {p.point_id: p for p in points},
+        "turns": turns(points, timing.launches),
+        "start_limit_s": 20.0,
+        "measure": "_spawn:measure",
+        "floor": "_spawn:measure_floor",
+    }
+    return Job(**{**values, **changes})
+
+
+def finish(job: Job, limit_s: float = 60.0) -> tuple[JobEnd, float]:
+    """Run a job to its end, which must come within `limit_s`; returns how it ended and the seconds it took."""
+    os.environ["EPCROSS_TEST_RUN"] = job.run_dir  # inherited by all that the job starts
+    try:
+        begin = time.monotonic()
+        end = run_job(job, stop_asked=lambda: "too slow" if time.monotonic() - begin > limit_s else None)
+        return end, time.monotonic() - begin
+    finally:
+        del os.environ["EPCROSS_TEST_RUN"]
+
+
+def left_overs(run: RunDirectory) -> list[str]:
+    """Processes of a run that still live, and shared memory under its names."""
+    found = [str(path) for path in Path("/dev/shm").glob("epcross-*") if path.owner()]
+    for process in psutil.process_iter(["pid", "cmdline", "environ", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        environ = process.info["environ"] or {}
+        if process.info["status"] == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+            continue
+        if str(run.path) in line or environ.get("EPCROSS_TEST_RUN") == str(run.path):
+            found.append(f"{process.pid}: {line}")
+    return found

@@ -1,0 +1,149 @@
+"""One rank fails, in every way at every stage: a bounded end, one culprit, all rows, and the sweep goes on."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from _spawn import TIMING, config, finish, job, left_overs, new_run, point
+from epcross.harness.launch import End
+from epcross.harness.progress import ProgressReader
+from epcross.harness.record import UnitResult
+from epcross.harness.run_directory import RunDirectory, read_floor
+from epcross.harness.schedule import turns
+from epcross.harness.store import missing_rows, read_units
+from epcross.harness.terms import Stage, Status
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    folder = str(Path(__file__).resolve().parent.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+    return new_run(tmp_path)
+
+
+def stored(run: RunDirectory) -> dict[tuple[int, int], UnitResult]:
+    units, problems = read_units(run)
+    assert problems == []
+    return {(unit.records[0].tokens_per_rank, unit.launch): unit for unit in units}
+
+
+def statuses(run: RunDirectory) -> dict[tuple[int, int], set[str]]:
+    return {key: {record.status for record in unit.records} for key, unit in stored(run).items()}
+
+
+IN_TIME = ["raise", "exit", "kill", "segfault", "stop", "hang", "wait_expired", "silent"]
+FAULTS = [
+    *[
+        (fault, stage, 1)
+        for stage in ("prepare", "verify_before", "verify_after", "close")
+        for fault in ("raise", "kill")
+    ],
+    *[(fault, "time", 1) for fault in IN_TIME],
+    ("raise", "time", 0),
+    ("kill", "prepare", 0),
+    ("hang", "verify_after", 0),
+]
+WORDS = {
+    "raise": "RuntimeError: the fake was told to raise",
+    "exit": "its process ended with exit status 7; its last words: these are my last words",
+    "kill": "its process was killed by SIGKILL",
+    "segfault": "its process was killed by SIGSEGV; its last words: Fatal Python error: Segmentation fault",
+    "stop": "not done within the wall limit of 1 s",
+    "hang": "not done within the wall limit of 1 s",
+    "wait_expired": "rank 1 waited 1 s for peer 0 in dispatch, epoch 3",
+    "silent": "it did not answer; rank 0: rank 0 waited 1 s for peer 1 in combine, epoch 9",
+}
+
+
+@pytest.mark.parametrize(("fault", "stage", "rank"), FAULTS)
+def test_a_fault_costs_one_unit(run: RunDirectory, fault: str, stage: str, rank: int) -> None:
+    slow = fault in ("stop", "hang")
+    timing = replace(TIMING, wall_limit_s=1.0 if slow else 20.0)
+    points = [point(1, child=True), point(2, fault=fault, stage=stage, rank=rank, child=True), point(3)]
+    end, took_s = finish(job(run, points, timing=timing))
+    assert end.end is End.DONE
+    assert took_s < 15
+    ok, bad, skipped = {Status.OK}, {Status.ERROR}, {Status.SKIPPED}
+    if fault in ("stop", "hang", "wait_expired", "silent"):
+        bad = {Status.TIMEOUT}
+    assert statuses(run) == {(1, 0): ok, (2, 0): bad, (3, 0): ok, (1, 1): ok, (2, 1): skipped, (3, 1): ok}
+    assert missing_rows(stored(run).values(), points, timing) == []
+    for record in stored(run)[2, 0].records:
+        assert (record.failed_rank, record.failed_stage) == (rank, stage)
+        assert record.reason is not None
+        assert record.reason.startswith(WORDS[fault])
+    again = stored(run)[2, 1].records[0]
+    assert again.reason is not None
+    assert again.reason.startswith(f"not tried again: in launch 0 rank {rank} failed in {stage}: {WORDS[fault]}")
+    assert left_overs(run) == []
+
+
+def test_a_backend_that_cannot_start_is_given_up_after_two_tries(run: RunDirectory) -> None:
+    points = [point(n) for n in (1, 2, 3, 4)] + [point(5, backend="fine")]
+    backends = {"fake": config(target="_spawn:FailsAtImport"), "fine": config("fine")}
+    end, _ = finish(job(run, points, backends=backends))
+    assert end.end is End.DONE
+    records = {key: unit.records[0] for key, unit in stored(run).items()}
+    assert [records[n, 0].status for n in (1, 2, 3, 4, 5)] == ["error"] * 4 + ["ok"]
+    assert {records[n, 0].failed_stage for n in (1, 2, 3, 4)} == {Stage.START}
+    assert all("libfancy.so.3: cannot open shared object file" in str(records[n, 0].reason) for n in (1, 2, 3, 4))
+    assert all("failed to start 2 times in a row" in str(records[n, 0].reason) for n in (3, 4))
+    assert {records[n, 1].status for n in (1, 2, 3, 4)} == {"skipped"}
+    starts = [n for n in ProgressReader(run.path).read() if n["event"] == "start" and n["backend"] == "fake"]
+    assert len(starts) == 2
+
+
+def test_an_unavailable_backend_is_asked_once(run: RunDirectory) -> None:
+    points = [point(1), point(2)]
+    env = {"FAKE_UNAVAILABLE": "libfancy is absent; install fancy"}
+    end, _ = finish(job(run, points, backends={"fake": config(env=env)}))
+    assert end.end is End.DONE
+    records = [record for unit in stored(run).values() for record in unit.records]
+    assert {(r.status, r.reason, r.failed_rank) for r in records} == {("unavailable", env["FAKE_UNAVAILABLE"], None)}
+    assert missing_rows(stored(run).values(), points, TIMING) == []
+
+
+def test_a_refused_point_costs_no_worker(run: RunDirectory) -> None:
+    end, _ = finish(job(run, [point(77), point(1)]))
+    assert end.end is End.DONE
+    assert statuses(run) == {(77, 0): {"unsupported"}, (77, 1): {"unsupported"}, (1, 0): {"ok"}, (1, 1): {"ok"}}
+    assert stored(run)[77, 0].records[0].reason == "the fake refuses 77 tokens; choose another number"
+
+
+def test_fail_fast_ends_the_job_at_the_first_failure(run: RunDirectory) -> None:
+    points = [point(1), point(2, fault="raise"), point(3)]
+    end, _ = finish(job(run, points, fail_fast=True))
+    assert end.end is End.FAIL_FAST
+    assert "--fail-fast" in end.reason
+    assert statuses(run) == {(1, 0): {"ok"}, (2, 0): {"error"}}
+    assert left_overs(run) == []
+
+
+def test_floor_position_attempt_and_flags(run: RunDirectory) -> None:
+    points = [point(1, backend="a"), point(1, backend="b")]
+    units = {f"{p.point_id}.0": 2 for p in points}
+    end, _ = finish(job(run, points, attempts=units, turns=turns(points, 2, floor=True)))
+    assert end.end is End.DONE
+    assert read_floor(run) == {"ep2": {"ranks": [0, 1]}}
+    found = {(r.backend, r.launch): r for unit in read_units(run)[0] for r in unit.records}
+    assert {key: (r.position, r.attempt) for key, r in found.items()} == {
+        ("a", 0): (0, 2),
+        ("b", 0): (1, 2),
+        ("b", 1): (0, 0),
+        ("a", 1): (1, 0),
+    }
+    assert "retried" in found["a", 0].flags.split()
+    assert "retried" not in found["a", 1].flags.split()
+    enough = len(os.sched_getaffinity(0)) >= 2
+    assert ("oversubscribed" in found["a", 0].flags.split()) is not enough
+
+
+def test_more_ranks_than_cores_are_flagged(run: RunDirectory) -> None:
+    size = len(os.sched_getaffinity(0)) + 2
+    wide = replace(point(1, ep_size=size), tokens=(1,) * size)
+    end, _ = finish(job(run, [wide], timing=replace(TIMING, launches=1)))
+    assert end.end is End.DONE
+    assert stored(run)[1, 0].records[0].flags == "oversubscribed"
+    assert left_overs(run) == []
