@@ -5,7 +5,6 @@ rank 0 returns the rows. A wrong output is a result (`incorrect`); anything else
 supervisors record it.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -64,7 +63,8 @@ def measure_unit(
     status `incorrect`.
     """
     begin, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    session = _Session(backend, unit.point, timing, group, report_stage)
+    flags = frozenset(flags)
+    session = _Session(backend, unit.point, timing, group, report_stage, oversubscribed=Flag.OVERSUBSCRIBED in flags)
     wrong: Incorrect | None = None
     chains: list[Chain] = []
     facts: dict[str, Any] = {}
@@ -104,17 +104,25 @@ def measure_unit(
         boundary=None,
         **facts,
     )
-    return unit_result(unit, timing, common, gathered, flags=frozenset(flags), boundary=backend.boundary)
+    return unit_result(unit, timing, common, gathered, flags=flags, boundary=backend.boundary)
 
 
 class _Session:
     """The state of one unit on one rank."""
 
     def __init__(
-        self, backend: Backend, point: Point, timing: Timing, group: Group, report_stage: Callable[[Stage], None]
+        self,
+        backend: Backend,
+        point: Point,
+        timing: Timing,
+        group: Group,
+        report_stage: Callable[[Stage], None],
+        *,
+        oversubscribed: bool,
     ) -> None:
         self.backend, self.point, self.timing, self.group = backend, point, timing, group
         self.report_stage = report_stage
+        self.oversubscribed = oversubscribed
         self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
         self.checker = Checker(point, group.rank, self.slots, backend.weights_by, backend.reduction)
         self.line: StartLine | None = None
@@ -152,7 +160,7 @@ class _Session:
             batches=tuple(batch.batch(self.group.rank) for batch in timed),
         )
         self.backend.prepare(self.point, shard, self.group)
-        self.line = StartLine(self.group, oversubscribed=_oversubscribed(self.group), limit_s=self.timing.wall_limit_s)
+        self.line = StartLine(self.group, oversubscribed=self.oversubscribed, limit_s=self.timing.wall_limit_s)
         # compiling and tuning take unequal times; nobody may start a bounded wait before all are ready
         self.group.barrier()
 
@@ -224,8 +232,3 @@ class _Session:
         if self.line is not None:
             self.line.close()
             self.line = None
-
-
-def _oversubscribed(group: Group) -> bool:
-    """Whether ranks of this host outnumber the machine's cores (the worker itself may be bound to one of them)."""
-    return group.size > (os.cpu_count() or 1)

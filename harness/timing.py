@@ -95,13 +95,14 @@ class StartLine:
         self._last_start_ns = 0
         size_bytes = (group.size + 1) * self._WORDS_PER_LINE * 8
         path = Path("/dev/shm") / f"epcross-{group.shared_name}-start"
-        if group.rank == 0:
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            os.posix_fallocate(fd, 0, size_bytes)
-        group.barrier()
+        created = os.O_CREAT | os.O_EXCL if group.rank == 0 else 0
         try:
             if group.rank != 0:
-                fd = os.open(path, os.O_RDWR)
+                group.barrier()  # rank 0 has created it
+            fd = os.open(path, created | os.O_RDWR, 0o600)
+            if group.rank == 0:
+                os.posix_fallocate(fd, 0, size_bytes)
+                group.barrier()
             self._map = mmap.mmap(fd, size_bytes)
             os.close(fd)
             group.barrier()
@@ -195,8 +196,12 @@ def entry_series(
             phases[0].append((t1 - start) / NS_PER_US)
             phases[1].append((t3 - t2) / NS_PER_US)
             phases[2].append((t3 - start) / NS_PER_US)
-    values = dict(zip((Phase.DISPATCH, Phase.COMBINE, Phase.ROUND_TRIP), phases, strict=True))
-    return Series(values_us=values, starts_ns=starts, pairs=iterations)
+    values_us: dict[Phase, list[float]] = {
+        Phase.DISPATCH: phases[0],
+        Phase.COMBINE: phases[1],
+        Phase.ROUND_TRIP: phases[2],
+    }
+    return Series(values_us=values_us, starts_ns=starts, pairs=iterations)
 
 
 def pairs_for(chain_ms: float, pair_us: float, *, min_pairs: int, max_pairs: int, sets: int) -> int:

@@ -10,6 +10,7 @@ from epcross.harness import stats
 from epcross.harness.backends.base import Backend, Description
 from epcross.harness.point import Timing, Unit
 from epcross.harness.record import Record, Samples, UnitResult
+from epcross.harness.rows import join_words
 from epcross.harness.terms import REGIME_PHASES, Boundary, Flag, Phase, Regime, Status
 from epcross.harness.timing import Series
 
@@ -112,16 +113,16 @@ def unit_result(
             values = [c.series.values_us.get(phase, []) for c in chains]
             row = replace(
                 common,
-                phase=str(phase),
+                phase=phase,
                 repeat=repeat,
                 seed=head.seed,
                 chain=head.chain,
                 pairs=head.series.pairs,
-                boundary=" ".join(sorted(boundary.get(phase, frozenset()))),
+                boundary=join_words(boundary.get(phase, frozenset())),
             )
             estimate = stats.estimate(unit.point.regime, values)
-            if isinstance(estimate, str):
-                records.append(replace(row, status=str(Status.NO_TIMING), reason=estimate, flags=_joined(flags)))
+            if isinstance(estimate, stats.NoTiming):
+                records.append(replace(row, status=Status.NO_TIMING, reason=estimate.reason, flags=join_words(flags)))
                 continue
             marks = set(flags)
             if unit.point.regime is Regime.ENTRY:
@@ -131,26 +132,22 @@ def unit_result(
             records.append(
                 replace(
                     row,
-                    status=str(Status.OK),
-                    flags=_joined(marks),
+                    status=Status.OK,
+                    flags=join_words(marks),
                     latency_us=estimate.latency_us,
-                    latency_min_us=estimate.min_us,
-                    latency_max_us=estimate.max_us,
+                    latency_min_us=estimate.latency_min_us,
+                    latency_max_us=estimate.latency_max_us,
                     estimator=estimate.estimator,
                     n_samples=estimate.n_samples,
                 )
             )
-            samples.append(Samples(phase=str(phase), repeat=repeat, values_us=values))
+            samples.append(Samples(phase=phase, repeat=repeat, values_us=values))
     return UnitResult(point_id=unit.point.point_id, launch=unit.launch, records=tuple(records), samples=tuple(samples))
 
 
 def _start_skew_us(starts_ns: Sequence[Sequence[int]]) -> float:
     """Median over iterations of last minus first start over ranks."""
     return round(statistics.median((max(s) - min(s)) / 1000.0 for s in zip(*starts_ns, strict=True)), 3)
-
-
-def _joined(flags: frozenset[Flag] | set[Flag]) -> str:
-    return " ".join(sorted(flags))
 
 
 def _agreed(values: Any) -> str:
