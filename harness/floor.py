@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from epcross.harness.backends.base import Group
+from epcross.harness.backends.shm import ranks_share_cores
 from epcross.kernels.shm import build
 from epcross.kernels.shm.layout import LINE_BYTES
 from epcross.kernels.shm.native import Native
@@ -49,7 +50,7 @@ def measure_floor(group: Group, *, copy_bytes: int | None = None) -> dict[str, A
     llc_bytes, llc_source = last_cache_bytes()
     size = copy_bytes or min(llc_bytes, LARGEST_BUFFER_BYTES)
     size = -(-size // LINE_BYTES) * LINE_BYTES
-    share_cores = _ranks_share_cores(group)
+    share_cores = ranks_share_cores(group)
 
     own = reserve(group.shared_name, group.rank, size + 2 * LINE_BYTES)
     segments = [own]
@@ -137,28 +138,23 @@ def _flag_pairs_us(group: Group, native: Native, segments: list[Segment], share_
 
 
 def _copy_gbps(group: Group, native: Native, target: Segment, size: int) -> float:
-    source = np.full(size, 1, np.uint8)  # touched: a page never written is not memory
+    source = memoryview(bytearray(b"\1") * size)  # written: a page never touched is not memory
     best = 0.0
     with memoryview(target.buffer) as view, view[2 * LINE_BYTES : 2 * LINE_BYTES + size] as destination:
         for _ in range(_COPIES):
             group.barrier()
-            spans = [json.loads(span) for span in group.all_gather(json.dumps(_copied(native, destination, source)).encode())]
+            spans = [
+                json.loads(span) for span in group.all_gather(json.dumps(_copied(native, destination, source)).encode())
+            ]
             # one clock on one host: all bytes over the time from the first start to the last end
             elapsed_s = max(end for _, end in spans) - min(start for start, _ in spans)
             best = max(best, group.size * size / elapsed_s / 1e9)
     return best
 
 
-def _copied(native: Native, destination: memoryview, source: np.ndarray) -> tuple[float, float]:
-    with memoryview(source) as view:
-        return native.timed_copy(destination, view)
+def _copied(native: Native, destination: memoryview, source: memoryview) -> tuple[float, float]:
+    return native.timed_copy(destination, source)
 
 
 def _gathered(group: Group, value: float) -> list[float]:
     return [float(item) for item in group.all_gather(repr(value).encode())]
-
-
-def _ranks_share_cores(group: Group) -> bool:
-    own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    cores = {core for cores in group.all_gather(own.encode()) for core in cores.decode().split(",")}
-    return len(cores) < group.size

@@ -182,7 +182,9 @@ def _host_key() -> str:
     except OSError:
         return f"{abi} {platform.machine()}"
     wanted = ("flags", "Features", "model name", "cpu family", "model", "CPU implementer", "CPU part")
-    return " ".join([abi, platform.machine(), *sorted({line for line in lines if line.split("\t")[0].strip() in wanted})])
+    return " ".join(
+        [abi, platform.machine(), *sorted({line for line in lines if line.split("\t")[0].strip() in wanted})]
+    )
 
 
 def _host_hash() -> str:

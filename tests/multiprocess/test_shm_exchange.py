@@ -9,6 +9,7 @@ from _exchange_case import BACKENDS, Case, round_trip, staged
 from _files_group import FilesGroup
 from _ranks import run_ranks
 
+from epcross.harness.backends.shm import ShmBackend
 from epcross.harness.errors import ConfigError, EpcrossError, WaitExpired
 from epcross.harness.terms import RowFormat
 from epcross.kernels.shm import build
@@ -24,7 +25,7 @@ def _built() -> None:
     build.build()
 
 
-def _prepared(group: FilesGroup, name: str, case: Case, seeds: tuple[int, ...]):  # noqa: ANN202
+def _prepared(group: FilesGroup, name: str, case: Case, seeds: tuple[int, ...]) -> ShmBackend:
     backend = BACKENDS[name]({**BACKENDS[name].option_defaults(), **case.options})
     assert backend.unsupported(case.point) is None
     backend.prepare(case.point, case.shard(group.rank, seeds, build.load().ARMED), group)
@@ -68,7 +69,7 @@ def _unequal_speeds(group: FilesGroup, name: str, first_epoch: int, rounds: int)
         backend.refill(index % 2, case.batch(group.rank, index, armed))
         backend.poison()
         round_trip(backend, case, group.rank, index % 2, index, armed)
-    epoch = backend._ready.epoch  # type: ignore[attr-defined]
+    epoch = backend._ready.epoch
     backend.close()
     return epoch
 
