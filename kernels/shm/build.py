@@ -52,7 +52,12 @@ def cache_directory() -> Path:
 
 def find_compiler() -> list[str] | None:
     """The compiler's command: CXX (which may hold arguments), else the first of `COMPILERS` that exists."""
-    if named := shlex.split(os.environ.get("CXX", "")):
+    variable = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(variable)
+    except ValueError:  # an open quotation mark
+        named = [variable]
+    if named:
         return named if shutil.which(named[0]) else None
     return next(([found] for name in COMPILERS if (found := shutil.which(name))), None)
 
