@@ -245,7 +245,8 @@ def _checked_block(
             for factor, axis in part.items()
         }
 
-    shape = Block(grid={**block.grid, **{f: v for f, v in done.items() if f in block.grid}}, zip=block.zip)
+    # an axis in `done` has its values, or a problem of its own that says why not
+    shape = Block(grid={**block.grid, **{factor: [None] for factor in done}}, zip=block.zip)
     problems += [f"{where}: {problem}" for problem in block_problems(shape)]
     return Block(
         grid=checked_part(block.grid, "grid"),
