@@ -11,6 +11,9 @@ from epcross.kernels.formats import row_size
 MAX_EP_SIZE = 1024
 """Ranks of a group; a guard against EP and expert counts swapped, far above any scale-up domain today."""
 
+MAX_TOKENS = 2**24
+"""Capacity of a rank; sizes and indices of rows stay far inside the integers that kernels use."""
+
 
 def point_problems(point: Point) -> list[str]:
     """Every reason why `point` makes no sense, as sentences; empty if it does."""
@@ -88,6 +91,8 @@ def _token_problems(point: Point) -> list[str]:
         problems.append(f"tokens of ranks {list(point.tokens)}: a rank cannot have fewer than 0 tokens")
     elif not any(point.tokens):
         problems.append(f"no rank has any token (ep_size={point.ep_size}); there would be nothing to time")
+    if point.max_tokens_per_rank > MAX_TOKENS:
+        problems.append(f"max_tokens_per_rank={point.max_tokens_per_rank} must be at most {MAX_TOKENS}")
     if len(point.tokens) == point.ep_size and max(point.tokens) > point.max_tokens_per_rank:
         problems.append(
             f"max_tokens_per_rank={point.max_tokens_per_rank} is less than the {max(point.tokens)} tokens of the "

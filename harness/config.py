@@ -161,9 +161,9 @@ def _read_words(overrides: Sequence[str], library: Library, problems: list[str])
 
 def _values(override: Any, key: str, library: Library) -> list[Any]:
     """The values a parsed override stands for, in order."""
-    from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, RangeSweep
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
 
-    raw = override._value  # the public accessor flattens sweeps to text
+    raw = override.value()
     if isinstance(raw, Glob):
         if key not in GROUPS:
             raise Mismatch(f"uses glob(), which selects options of {', '.join(GROUPS)}")
@@ -177,8 +177,7 @@ def _values(override: Any, key: str, library: Library) -> list[Any]:
         return [_plain(value) for value in override.sweep_iterator()]
     if override.is_sweep_override():
         raise Mismatch("is an interval; list values, or use range(start,stop,step)")
-    value = override.value()
-    return [value.text if isinstance(value, QuotedString) else _plain(value)]
+    return [_plain(raw)]
 
 
 def _plain(value: Any) -> Any:
@@ -245,7 +244,8 @@ def _checked_block(
             for factor, axis in part.items()
         }
 
-    shape = Block(grid={**block.grid, **{f: v for f, v in done.items() if f in block.grid}}, zip=block.zip)
+    # an axis in `done` has its values, or a problem of its own that says why not
+    shape = Block(grid={**block.grid, **{factor: [None] for factor in done}}, zip=block.zip)
     problems += [f"{where}: {problem}" for problem in block_problems(shape)]
     return Block(
         grid=checked_part(block.grid, "grid"),

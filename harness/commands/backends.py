@@ -10,7 +10,7 @@ from rich.text import Text
 from epcross.harness.commands import config_dir_option, console, json_option
 
 
-@click.command("backends")
+@click.command("backends", short_help="List every backend, usable or why not.")
 @config_dir_option
 @json_option
 def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:

@@ -20,7 +20,7 @@ MOST_REASONS = 20
 """Lines of the table of impossible points."""
 
 
-@click.command("plan")
+@click.command("plan", short_help="Show what a sweep would run and what it needs.")
 @overrides_argument
 @config_dir_option
 @json_option

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
 import epcross
+from epcross.harness.backends import loader
 from epcross.harness.config import resolve
 from epcross.harness.errors import ConfigError
 from epcross.harness.library import PACKAGE_CONF, SCHEMAS, Library
@@ -106,6 +108,9 @@ def test_all_problems_at_once_with_suggestions():
         ("timing.launches=0", "timing.launches=0 must be at least 1"),
         ("timing.max_pairs=1", "timing.max_pairs=1 is below min_pairs"),
         ("timing.wall_limit_s=0", "must be above 0"),
+        ("timing.chain_ms=inf", "is inf, but must be a finite number"),
+        ("capacity_factor=nan", "is nan, but must be a finite number"),
+        ("output_dir=${missing}", "Interpolation key 'missing' not found"),
         ("output_dir=3", "takes one path"),
         ("model.hidden=big", "must be an integer"),
         ("routing.kind=zip", "did you mean 'zipf'?"),
@@ -116,6 +121,10 @@ def test_a_wrong_word_is_refused_with_a_hint(word: str, says: str):
     if word.startswith("sweep"):
         words.remove("sweep=crossover")
     assert says in "\n".join(problems_of(*words))
+
+
+def test_one_wrong_value_is_one_problem():
+    assert the_problem("sweep=crossover", "backend=plain", "regime=stead").startswith("command line: regime is 'stead'")
 
 
 def test_a_key_given_twice_is_refused():
@@ -209,3 +218,24 @@ def test_hydra_is_left_as_it_was_found():
 
     resolve(["sweep=floor"], [FIXTURES])
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_the_examples_of_the_readme_are_what_they_say(tmp_path: Path):
+    blocks = [block for block in (PACKAGE_CONF / "README.md").read_text().split("\n\n") if block.startswith("    ")]
+    sweep, backend = (textwrap.dedent(block) for block in blocks)
+    for group, text in (("sweep", sweep), ("backend", backend)):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "example.yaml").write_text(text)
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "my_kernel.py").write_text("from fixture_backends import Plain as MyKernel\n")
+    library = Library([FIXTURES, tmp_path])
+    problems: list[str] = []
+    library.load([("backend", "example"), ("sweep", "example")], problems)
+    assert problems == []
+    example = library.get("backend", "example")
+    assert example.folder == str(tmp_path)
+    assert loader.load(example).options["chunk"] == 4
+    sys.path.remove(str(tmp_path))
+    plan = plan_of("sweep=example", "backend=plain,other", more=(tmp_path,))
+    # 2 backends, 2 numbers of tokens, 2 rows of the zip; the exclusion names a backend that is not there
+    assert len(plan.points) == 8

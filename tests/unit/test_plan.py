@@ -31,10 +31,7 @@ def test_every_sweep_is_planned(sweep: str):
 
 @pytest.mark.parametrize("sweep", [s for s in Library().names("sweep") if s != "floor"])
 def test_every_sweep_is_planned_with_its_own_backends(sweep: str):
-    present = set(Library().names("backend"))
     named = {name for block in Library().get("sweep", sweep).products() for name in block.grid["backend"]}
-    if not named <= present:
-        pytest.skip(f"conf/backend does not hold {', '.join(sorted(named - present))} yet")
     assert {point.backend for point in build([f"sweep={sweep}"]).points} == named
 
 

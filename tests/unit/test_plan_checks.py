@@ -80,6 +80,7 @@ def test_nominal_tokens_and_capacity():
         (["token_skew=2.5"], "token_skew=2.5 must lie between 1 and 2"),
         (["empty_ranks=2"], "empty_ranks=2 must lie between 0 and 1"),
         (["capacity_factor=0.5"], "must be at least 1"),
+        (["tokens_per_rank=99999999999999999999"], "must be at most 16777216"),
         (["masked_fraction=1.0"], "drops every selection"),
         (["routing=hot_expert", "routing.hot_fraction=1.5"], "hot_fraction=1.5 must lie in [0, 1]"),
         (["routing=zipf", "routing.exponent=-1.0"], "exponent=-1.0 must lie in [0, 8]"),

@@ -18,8 +18,8 @@ def one(*words: str):
 def test_parts_by_hand():
     plan = one("model=tiny", "timing=smoke")
     (point,) = plan.points
-    # tiny: 128 bytes a row, top-2 of EP 2: 2 copies there and back, each written and read
-    assert estimate.pair_us(point, cores=2) == pytest.approx(10 + 2 * 8 * 2 * 256 / 3e3)
+    # tiny: 128 bytes a row, top-2 of EP 2: 8 tokens are copied to 2 ranks, there and back
+    assert estimate.pair_us(point, cores=2) == pytest.approx(10 + 8 * 2 * 256 / 3e3)
     pairs = min(5e3 / estimate.pair_us(point, cores=2), 2000)
     assert estimate.series_s(point, plan.timing, 2) == pytest.approx((5 + pairs) * estimate.pair_us(point, 2) * 1e-6)
     entry = replace(point, regime=Regime.ENTRY)
