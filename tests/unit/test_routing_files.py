@@ -3,6 +3,7 @@ import hashlib
 import numpy as np
 import pandas as pd
 import pytest
+
 from epcross.harness.errors import InputError
 from epcross.harness.routing_files import content_sha256, read_matrix, read_trace
 
