@@ -151,9 +151,8 @@ class _Visit:
         self.point = case.point
         self.slots = lay_out(self.point.placement, self.point.model.num_experts, self.point.ep_size)
         self.backend = self.call("__init__", make)
-        self.checker = Checker(
-            self.point, group.rank, self.slots, self.backend.weights_by, reduction=self.backend.reduction
-        )
+        declared = self.backend.weights_by, self.backend.reduction
+        self.checker = self.call("reduction", lambda: Checker(self.point, group.rank, self.slots, *declared))
         self.copies: list[tuple[str, Bytes, bytes]] = []
 
     def run(self) -> None:

@@ -68,6 +68,9 @@ def test_a_right_backend_passes_alone():
         (broken.MixesSets, "plain", "dispatch of exact rows, set 1: rank"),
         (broken.MixesRouting, "rotated", "combine of exact rows, set 0: rank"),
         (broken.ReturnsViews, "plain", "received returned a view"),
+        (broken.ReturnsNothing, "plain", "received source are a NoneType, not int32 (0,)"),
+        (broken.WrongType, "plain", "combined is float32 (6, 128), not uint16 (6, 128)"),
+        (broken.DeclaresNonsense, "plain", "an unordered reduction cannot be exact; declare exact=False"),
         (broken.ClosesOnce, "plain", "the second close raised RuntimeError: double free"),
     ],
 )

@@ -34,6 +34,14 @@ def test_a_good_trace_is_read_as_it_is(trace, suffix):
     assert read_trace(trace(suffix, "bare", ids=GOOD), "", 4, 2).weights is None
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+def test_ids_may_be_of_any_integer_type(trace, dtype):
+    ids = np.array([[0, 1], [3, 2]], dtype)
+    assert read_trace(trace(ids=ids), "", 4, 2).ids.tolist() == [[0, 1], [3, 2]]
+    with pytest.raises(InputError, match="outside"):
+        read_trace(trace(name="bad", ids=np.array([[0, 1], [3, np.iinfo(dtype).max]], dtype)), "", 4, 2)
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 @pytest.mark.parametrize(
     ("arrays", "said"),
