@@ -193,15 +193,36 @@ def test_a_second_process_is_refused_until_the_owner_is_gone(run: RunDirectory):
     third.communicate()
 
 
+def test_of_many_that_find_a_dead_owner_one_takes_over(run: RunDirectory):
+    owner = json.loads((run.path / "owner").read_bytes())
+    (run.path / "owner").write_text(json.dumps({**owner, "start": "1"}))
+    claimers = [claimer(run, 5) for _ in range(3)]
+    first_words = [process.stdout.readline() for process in claimers if process.stdout]
+    assert sum(words == "claimed\n" for words in first_words) == 1
+    assert sum("is in use by process" in words for words in first_words) == 2
+    for process in claimers:
+        process.kill()
+        process.communicate()
+
+
 def test_an_owner_elsewhere_is_taken_as_alive_and_one_before_a_reboot_as_dead(run: RunDirectory):
     owner = json.loads((run.path / "owner").read_bytes())
     (run.path / "owner").write_text(json.dumps({**owner, "host": "elsewhere"}))
     with pytest.raises(StoreError, match=r"on elsewhere \(another host"):
         claim(run.path)
+    (run.path / "owner").write_text(json.dumps({**owner, "pid_namespace": "pid:[1]"}))
+    with pytest.raises(StoreError, match=r"\(another container"):
+        claim(run.path)
     for dead in ({**owner, "boot": "earlier"}, {**owner, "start": "1"}, {**owner, "pid": 2**22 + 1}):
         (run.path / "owner").write_text(json.dumps(dead))
         claim(run.path)
         assert json.loads((run.path / "owner").read_bytes()) == owner
+
+
+def test_a_folder_that_cannot_be_written_cannot_be_claimed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sealed.os, "write", failing(errno.EROFS))
+    with pytest.raises(StoreError, match="cannot be written: Read-only file system"):
+        claim(run.path)
 
 
 def test_claiming_twice_does_no_harm(run: RunDirectory):
@@ -351,6 +372,37 @@ def test_a_file_damaged_anywhere_is_reported_and_never_used(run: RunDirectory):
     check(whole + b"\n")
     path.write_bytes(whole)
     assert read_units(run) == ([good, bad], [])
+
+
+WRITER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from epcross.harness.store import open_run, write_unit
+from store_values import make_point, make_unit
+run = open_run(Path(sys.argv[1]))
+print("ready", flush=True)
+for tokens in range(1, 100_000):
+    write_unit(run, make_unit(make_point(tokens=tokens)))
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_units(run: RunDirectory):
+    command = [sys.executable, "-c", WRITER, str(run.path), str(Path(__file__).parent)]
+    for pause_s in (0.05, 0.081):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout
+            assert writer.stdout.readline() == "ready\n"
+            time.sleep(pause_s)
+            writer.kill()
+        results, problems = read_units(run)
+        assert problems == []
+        assert {result.point_id: result for result in results} == {
+            unit.point_id: unit for unit in (make_unit(make_point(tokens=n + 1)) for n in range(len(results)))
+        }
+        assert set_aside_damaged(run) == []
+        assert len(files_of(run.units)) == len(results)  # nothing half-written is left
 
 
 def test_a_unit_under_a_wrong_name_is_not_used(run: RunDirectory):
