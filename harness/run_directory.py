@@ -100,7 +100,7 @@ def create_run(
     try:
         for folder in ("units", "attempts", "logs"):
             (path / folder).mkdir()
-        claim(path)
+        _claim(path)
         for name, content in (("plan", plan_json), ("environment", environment), ("run", header)):
             write_whole(path / f"{name}.json", seal(content, indent=1))
     except OSError as error:
@@ -171,9 +171,17 @@ def claim(path: Path) -> None:
     """Make this process the only one that writes to the run folder; repeating it does no harm.
 
     Raises:
-        StoreError: another process that lives, or may live on another host, owns it.
-        OSError: the folder cannot be written.
+        StoreError: another process that lives, or may live on another host, owns it, or the folder cannot be written.
     """
+    try:
+        _claim(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}. Free space there, make it writable, or start a new run"
+        ) from error
+
+
+def _claim(path: Path) -> None:
     owner_file = path / "owner"
     with _folder_lock(path):  # of two processes that both find a dead owner, one may take over
         owner = _read_owner(owner_file)
@@ -215,22 +223,24 @@ def process_start(pid: int) -> str | None:
 
 
 def _this_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "start": process_start(os.getpid()), "host": platform.node(), "boot": _boot_id()}
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return {
+        "pid": os.getpid(),
+        "start": process_start(os.getpid()),
+        "host": platform.node(),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid_namespace": os.readlink("/proc/self/ns/pid"),  # containers of one host number processes each for itself
+    }
 
 
 def _alive(owner: Mapping[str, Any]) -> str | None:
     """Why `owner` must be taken as alive; None if it is certainly dead."""
-    if owner.get("host") != platform.node():
+    here = _this_process()
+    if owner.get("host") != here["host"]:
         return "another host, which cannot be asked from here"
-    if owner.get("boot") != _boot_id():
+    if owner.get("boot") != here["boot"]:
         return None  # the machine was restarted since
+    if owner.get("pid_namespace") != here["pid_namespace"]:
+        return "another container, which cannot be asked from here"
     pid = owner.get("pid")
     return "alive" if isinstance(pid, int) and process_start(pid) == owner.get("start") else None
 

@@ -53,8 +53,9 @@ def start_unit(run: RunDirectory, point_id: str, launch: int) -> int:
         return path.stat().st_size - 1
     except OSError as error:
         raise StoreError(
-            f"unit {point_id}.{launch} was not started: its mark in {run.attempts} cannot be written: {error.strerror}. "
-            f"All units stored before are safe. {_next_step(error)}, then `epcross run --resume {run.path}`"
+            f"unit {point_id}.{launch} was not started: its mark in {run.attempts} cannot be written: "
+            f"{error.strerror}. All units stored before are safe. {_next_step(error)}, then "
+            f"`epcross run --resume {run.path}`"
         ) from error
 
 
