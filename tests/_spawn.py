@@ -231,9 +231,10 @@ def finish(job: Job, limit_s: float = 60.0) -> tuple[JobEnd, float]:
 
 
 def left_overs(run: RunDirectory) -> list[str]:
-    """Processes of a run that still live, and shared memory under its names."""
+    """Processes of a run that still live, shared memory under its names, and supervisors that broke."""
     tokens = [json.loads(path.read_text())["token"] for path in run.path.glob("jobs/*.address")]
     found = [str(path) for token in tokens for path in Path("/dev/shm").glob(f"epcross-{token[:12]}*")]
+    found += [log.read_text() for log in run.logs.glob("*.supervisor.*") if "Traceback" in log.read_text()]
     for process in psutil.process_iter(["pid", "cmdline", "environ", "status"]):
         line = " ".join(process.info["cmdline"] or ())
         environ = process.info["environ"] or {}
