@@ -36,7 +36,7 @@ SWITCH_US = 50.0
 """A wait that ends by a change of process, paid where ranks outnumber cores."""
 
 COPY_GBPS = 3.0
-"""Rate at which one core moves rows through shared memory, in 10^9 bytes per second."""
+"""Rate at which one core copies rows to another's landing buffer, in 10^9 bytes per second."""
 
 PROCESS_BYTES = 150 * 10**6
 """A worker with numpy and scipy, without rows."""
@@ -83,10 +83,9 @@ def pair_us(point: Point, cores: int) -> float:
     """Expected time of one dispatch and combine, in microseconds."""
     crowd = max(1.0, point.ep_size / cores)
     copies = min(point.model.top_k, point.ep_size)
-    # each row is written once and read once, there and back
-    moved_bytes = 2 * max(point.tokens) * copies * (_dispatch_bytes(point) + _combine_bytes(point))
+    copied_bytes = max(point.tokens) * copies * (_dispatch_bytes(point) + _combine_bytes(point))
     switches_us = SWITCH_US * point.ep_size if crowd > 1.0 else 0.0
-    return (PAIR_FIXED_US + moved_bytes / (COPY_GBPS * 1e3)) * crowd + switches_us
+    return (PAIR_FIXED_US + copied_bytes / (COPY_GBPS * 1e3)) * crowd + switches_us
 
 
 def series_s(point: Point, timing: Timing, cores: int) -> float:

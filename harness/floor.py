@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from epcross.harness.backends.base import Group
+from epcross.harness.backends.shm import ranks_share_cores
 from epcross.kernels.shm import build
 from epcross.kernels.shm.layout import LINE_BYTES
 from epcross.kernels.shm.native import Native
@@ -17,13 +18,14 @@ from epcross.kernels.shm.segment import Segment, attach_all, reserve
 FALLBACK_LLC_BYTES = 32 << 20
 """Taken for the last cache where sysfs does not tell: that of many server cores that share one."""
 
-LARGEST_BUFFER_BYTES = 256 << 20
+LARGEST_BUFFER_BYTES = 128 << 20
 """Bound on what one rank copies, so that the floor stays short on machines with very large caches."""
 
 _EMPTY_PAIRS = 2000
 _ROUNDS = 2000
 _ROUNDS_SHARED = 50  # where ranks share cores a round is a time slice
-_COPIES = 3
+_COPIES = 6
+_SERIES = 3
 _WAIT_LIMIT_S = 10.0
 
 
@@ -39,7 +41,7 @@ def measure_floor(group: Group, *, copy_bytes: int | None = None) -> dict[str, A
         `flag_one_way_us`: half a round of ping-pong between neighbours (rank, rank + 1), median over pairs; None at
         one rank. `flag_pairs_us`: each pair's.
         `copy_gbps`: bytes copied (not read plus written) per second by all ranks at once, from private memory into
-        the next rank's shared memory, best of `copies`; 10^9 bytes per second.
+        the next rank's shared memory, best of some series; 10^9 bytes per second.
         Beside them the sizes and where the cache's was read.
 
     Raises:
@@ -49,7 +51,7 @@ def measure_floor(group: Group, *, copy_bytes: int | None = None) -> dict[str, A
     llc_bytes, llc_source = last_cache_bytes()
     size = copy_bytes or min(llc_bytes, LARGEST_BUFFER_BYTES)
     size = -(-size // LINE_BYTES) * LINE_BYTES
-    share_cores = _ranks_share_cores(group)
+    share_cores = ranks_share_cores(group)
 
     own = reserve(group.shared_name, group.rank, size + 2 * LINE_BYTES)
     segments = [own]
@@ -137,28 +139,18 @@ def _flag_pairs_us(group: Group, native: Native, segments: list[Segment], share_
 
 
 def _copy_gbps(group: Group, native: Native, target: Segment, size: int) -> float:
-    source = np.full(size, 1, np.uint8)  # touched: a page never written is not memory
+    source = memoryview(bytearray(b"\1") * size)  # written: a page never touched is not memory
     best = 0.0
     with memoryview(target.buffer) as view, view[2 * LINE_BYTES : 2 * LINE_BYTES + size] as destination:
-        for _ in range(_COPIES):
+        for _ in range(_SERIES):
             group.barrier()
-            spans = [json.loads(span) for span in group.all_gather(json.dumps(_copied(native, destination, source)).encode())]
+            own = native.timed_copies(destination, source, _COPIES)
+            spans = [json.loads(span) for span in group.all_gather(json.dumps(own).encode())]
             # one clock on one host: all bytes over the time from the first start to the last end
             elapsed_s = max(end for _, end in spans) - min(start for start, _ in spans)
-            best = max(best, group.size * size / elapsed_s / 1e9)
+            best = max(best, group.size * size * _COPIES / elapsed_s / 1e9)
     return best
-
-
-def _copied(native: Native, destination: memoryview, source: np.ndarray) -> tuple[float, float]:
-    with memoryview(source) as view:
-        return native.timed_copy(destination, view)
 
 
 def _gathered(group: Group, value: float) -> list[float]:
     return [float(item) for item in group.all_gather(repr(value).encode())]
-
-
-def _ranks_share_cores(group: Group) -> bool:
-    own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    cores = {core for cores in group.all_gather(own.encode()) for core in cores.decode().split(",")}
-    return len(cores) < group.size

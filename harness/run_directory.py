@@ -6,6 +6,7 @@
   environment.json  the machine and the software
   floor.json        what the machine can do at best, once measured
   units/            one file for each finished unit: <point_id>.<launch>.json
+  attempts/         one file for each unit ever started, one byte for each start
   logs/             output of the ranks
   owner             the process that writes here; gone when it has ended well
 """
@@ -29,6 +30,14 @@ from epcross.harness.errors import StoreError
 from epcross.harness.record import SCHEMA_VERSION
 from epcross.harness.sealed import DamagedFile, read_sealed, seal, write_whole
 
+_HEADER = {
+    "schema_version": int,
+    "epcross_version": str,
+    "run_id": str,
+    "created": str,
+    "sweep": str,
+    "allocation_id": str,
+}
 _SUFFIX_ATTEMPTS = 64  # of 65,536 suffixes: exhausted only if something else is wrong
 
 
@@ -53,6 +62,11 @@ class RunDirectory:
     def damaged(self) -> Path:
         """Folder of unit files that were set aside."""
         return self.units / "damaged"
+
+    @property
+    def attempts(self) -> Path:
+        """Folder of the marks of starts."""
+        return self.path / "attempts"
 
     @property
     def logs(self) -> Path:
@@ -84,9 +98,9 @@ def create_run(
         "allocation_id": allocation_id or path.name,
     }
     try:
-        (path / "units").mkdir()
-        (path / "logs").mkdir()
-        claim(path)
+        for folder in ("units", "attempts", "logs"):
+            (path / folder).mkdir()
+        _claim(path)
         for name, content in (("plan", plan_json), ("environment", environment), ("run", header)):
             write_whole(path / f"{name}.json", seal(content, indent=1))
     except OSError as error:
@@ -113,6 +127,8 @@ def open_run(path: Path) -> RunDirectory:
             "such as results/runs/<run_id>"
         )
     header = _read_part(path, "run")
+    if not _HEADER.items() <= {name: type(value) for name, value in header.items()}.items():
+        raise StoreError(f"{path / 'run.json'} is not the header of a run; give the path that `epcross run` printed")
     if header["schema_version"] > SCHEMA_VERSION:
         raise StoreError(
             f"{path} has schema version {header['schema_version']} and was written by epcross "
@@ -155,9 +171,17 @@ def claim(path: Path) -> None:
     """Make this process the only one that writes to the run folder; repeating it does no harm.
 
     Raises:
-        StoreError: another process that lives, or may live on another host, owns it.
-        OSError: the folder cannot be written.
+        StoreError: another process that lives, or may live on another host, owns it, or the folder cannot be written.
     """
+    try:
+        _claim(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}. Free space there, make it writable, or start a new run"
+        ) from error
+
+
+def _claim(path: Path) -> None:
     owner_file = path / "owner"
     with _folder_lock(path):  # of two processes that both find a dead owner, one may take over
         owner = _read_owner(owner_file)
@@ -199,22 +223,24 @@ def process_start(pid: int) -> str | None:
 
 
 def _this_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "start": process_start(os.getpid()), "host": platform.node(), "boot": _boot_id()}
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return {
+        "pid": os.getpid(),
+        "start": process_start(os.getpid()),
+        "host": platform.node(),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid_namespace": os.readlink("/proc/self/ns/pid"),  # containers of one host number processes each for itself
+    }
 
 
 def _alive(owner: Mapping[str, Any]) -> str | None:
     """Why `owner` must be taken as alive; None if it is certainly dead."""
-    if owner.get("host") != platform.node():
+    here = _this_process()
+    if owner.get("host") != here["host"]:
         return "another host, which cannot be asked from here"
-    if owner.get("boot") != _boot_id():
+    if owner.get("boot") != here["boot"]:
         return None  # the machine was restarted since
+    if owner.get("pid_namespace") != here["pid_namespace"]:
+        return "another container, which cannot be asked from here"
     pid = owner.get("pid")
     return "alive" if isinstance(pid, int) and process_start(pid) == owner.get("start") else None
 
@@ -255,7 +281,7 @@ def _make_exclusive(output_dir: Path, stem: str) -> Path:
 
 def _folder_word(sweep: str) -> str:
     """`sweep` as one word that is safe in a folder's name; launchers choke on `=` and commas in paths."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(sweep).stem).strip("-") or "sweep"
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(sweep).name.removesuffix(".yaml")).strip("-") or "sweep"
 
 
 def _read_part(path: Path, name: str) -> dict[str, Any]:

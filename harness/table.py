@@ -142,8 +142,7 @@ def _table(
     lines = sorted({_line(row) for row in rows})
     for line in lines:
         cells = [
-            _cell([row for row in column if _line(row) == line], footnotes, everywhere)
-            for column in columns.values()
+            _cell([row for row in column if _line(row) == line], footnotes, everywhere) for column in columns.values()
         ]
         table.add_row(_line_label(line, lines, rows[0].ep_size), *cells)
     return table

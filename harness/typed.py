@@ -4,6 +4,7 @@ Nothing is converted behind the user's back: a string is no number, a boolean is
 """
 
 import difflib
+import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -129,6 +130,8 @@ def _scalar(value: Any, kind: type) -> Any:
         raise Mismatch(f"is {value!r}{suggest(str(value), [str(member) for member in kind])}{hint}")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is float and isinstance(value, float) and not math.isfinite(value):
+        raise Mismatch(f"is {value!r}", wanted="a finite number")
     if type(value) is kind:
         return value
     raise Mismatch(f"is {value!r}", wanted=_WORDS.get(kind, str(kind)), hint=_hint(value, kind))

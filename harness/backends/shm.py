@@ -94,7 +94,7 @@ class ShmBackend(Backend):
             [segment.buffer for segment in self._segments],
             self._slot_rank,
             wait_limit_s=float(self.options.get("wait_limit_s") or self.option_defaults()["wait_limit_s"] or 0),
-            share_cores=_ranks_share_cores(group),
+            share_cores=ranks_share_cores(group),
             sets=len(shard.batches),
         )
         self._exchange.start(int(self.options.get("first_epoch") or 0) & 0xFFFFFFFF)
@@ -214,9 +214,7 @@ class ShmFence(ShmBackend):
     boundary: ClassVar[Mapping[Phase, frozenset[Boundary]]] = {
         Phase.DISPATCH: frozenset({Boundary.LAYOUT, Boundary.TRANSFER}),
         Phase.COMBINE: frozenset({Boundary.TRANSFER, Boundary.REDUCE}),
-        Phase.ROUND_TRIP: frozenset(
-            {Boundary.LAYOUT, Boundary.TRANSFER, Boundary.EXPERTS_IDENTITY, Boundary.REDUCE}
-        ),
+        Phase.ROUND_TRIP: frozenset({Boundary.LAYOUT, Boundary.TRANSFER, Boundary.EXPERTS_IDENTITY, Boundary.REDUCE}),
     }
 
     def _own_bytes(self, sent: int, received: int) -> int:
@@ -284,7 +282,10 @@ def _shape(point: Point) -> Shape:
 def _own_copy(batch: Batch) -> Batch:
     """Line-aligned arrays of our own; what the harness hands over is not kept."""
     return Batch(
-        ids=_aligned(batch.ids), weights=_aligned(batch.weights), rows=_aligned(batch.rows), scales=_aligned(batch.scales)
+        ids=_aligned(batch.ids),
+        weights=_aligned(batch.weights),
+        rows=_aligned(batch.rows),
+        scales=_aligned(batch.scales),
     )
 
 
@@ -296,7 +297,7 @@ def _aligned(array: NDArray[_T]) -> NDArray[_T]:
     return copy
 
 
-def _ranks_share_cores(group: Group) -> bool:
+def ranks_share_cores(group: Group) -> bool:
     """Whether the ranks of the group have fewer cores than ranks, so that a wait must give its core away."""
     own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     cores = {core for cores in group.all_gather(own.encode()) for core in cores.decode().split(",")}

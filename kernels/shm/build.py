@@ -52,7 +52,12 @@ def cache_directory() -> Path:
 
 def find_compiler() -> list[str] | None:
     """The compiler's command: CXX (which may hold arguments), else the first of `COMPILERS` that exists."""
-    if named := shlex.split(os.environ.get("CXX", "")):
+    variable = os.environ.get("CXX", "")
+    try:
+        named = shlex.split(variable)
+    except ValueError:  # an open quotation mark
+        named = [variable]
+    if named:
         return named if shutil.which(named[0]) else None
     return next(([found] for name in COMPILERS if (found := shutil.which(name))), None)
 
@@ -182,7 +187,9 @@ def _host_key() -> str:
     except OSError:
         return f"{abi} {platform.machine()}"
     wanted = ("flags", "Features", "model name", "cpu family", "model", "CPU implementer", "CPU part")
-    return " ".join([abi, platform.machine(), *sorted({line for line in lines if line.split("\t")[0].strip() in wanted})])
+    return " ".join(
+        [abi, platform.machine(), *sorted({line for line in lines if line.split("\t")[0].strip() in wanted})]
+    )
 
 
 def _host_hash() -> str:

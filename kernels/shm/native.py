@@ -111,6 +111,6 @@ class Native(Protocol):
         """Seconds per round of two ranks that answer each other."""
         ...
 
-    def timed_copy(self, dst: memoryview, src: memoryview) -> tuple[float, float]:
-        """Start and end, in seconds of the monotonic clock, of one copy."""
+    def timed_copies(self, dst: memoryview, src: memoryview, times: int) -> tuple[float, float]:
+        """Start and end, in seconds of the monotonic clock, of `times` copies in a row."""
         ...

@@ -118,7 +118,9 @@ def attach(name: str, size_bytes: int, *, directory: Path = SHM_DIRECTORY) -> Se
     try:
         found = os.fstat(descriptor).st_size
         if found != size_bytes:
-            raise SegmentError(f"{path} has {found} bytes and {size_bytes} were expected: give all ranks the same shapes")
+            raise SegmentError(
+                f"{path} has {found} bytes and {size_bytes} were expected: give all ranks the same shapes"
+            )
         return Segment(path, _mapped(descriptor, size_bytes), owned=False)
     finally:
         os.close(descriptor)
@@ -128,8 +130,9 @@ def attach_all(own: Segment, names: Sequence[str], size_bytes: int) -> list[Segm
     """Every rank's segment in rank order; `own` stands in its own place."""
     segments: list[Segment] = []
     try:
-        for name in names:
-            segments.append(own if name == own.name else attach(name, size_bytes, directory=own.path.parent))
+        for name in names:  # one at a time: those mapped so far are closed if the next fails
+            segment = own if name == own.name else attach(name, size_bytes, directory=own.path.parent)
+            segments.append(segment)
     except SegmentError:
         for segment in segments:
             if segment is not own:
@@ -183,7 +186,8 @@ def _mapped(descriptor: int, size_bytes: int) -> mmap.mmap:
 def _no_room(directory: Path, need: int, free: int) -> SegmentError:
     return SegmentError(
         f"{directory} has {free} bytes free and a rank needs {need}: lower max_tokens_per_rank, ep_size or hidden, "
-        f"remove stale segments ({directory}/{PREFIX}*), or enlarge it (mount -o remount,size=..., containers: --shm-size)"
+        f"remove stale segments ({directory}/{PREFIX}*), or enlarge it (mount -o remount,size=...; "
+        "containers: --shm-size)"
     )
 
 

@@ -32,9 +32,7 @@ class Case:
     def point(self) -> Point:
         return Point(
             backend="any",
-            model=Model(
-                name="test", num_experts=self.num_slots, top_k=self.top_k, hidden=self.hidden, intermediate=1
-            ),
+            model=Model(name="test", num_experts=self.num_slots, top_k=self.top_k, hidden=self.hidden, intermediate=1),
             ep_size=len(self.tokens),
             tokens_per_rank=max(self.tokens),
             tokens=self.tokens,

@@ -2,8 +2,7 @@
 
 import multiprocessing
 import traceback
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from queue import Empty
 from typing import Any
 
@@ -11,9 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from epcross.harness.backends.base import Batch, Received, Shard
+from epcross.harness.backends.base import Batch, Description, Received, Shard
 from epcross.harness.backends.gloo import Gloo
+from epcross.harness.group import StoreGroup
 from epcross.harness.point import Model, Placement, Point
+from epcross.harness.rendezvous import Address, new_token
+from epcross.harness.rendezvous_server import StoreServer
 from epcross.harness.terms import Domain, PlacementKind, Regime, RowFormat
 from epcross.kernels.formats import row_size
 
@@ -81,21 +83,6 @@ class Case:
         return sums.astype(BF16).view(np.uint16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchGroup:
-    """As much of `Group` as the backend uses, over a file both ranks can see."""
-
-    rank: int
-    size: int
-    path: Path
-
-    def torch(self, backend: str) -> Any:
-        import torch.distributed as dist
-
-        dist.init_process_group(backend, init_method=f"file://{self.path}", rank=self.rank, world_size=self.size)
-        return dist.group.WORLD
-
-
 def check_received(case: Case, rank: int, index: int, fill: int, got: Received) -> None:
     """Every (source, token) with an expert here, once, with its own bits and only the selections of this rank."""
     sent = [case.batch(source, index, fill) for source in range(len(case.tokens))]
@@ -115,14 +102,13 @@ def check_received(case: Case, rank: int, index: int, fill: int, got: Received) 
         np.testing.assert_array_equal(got.weights[at], np.where(here, batch.weights[token], 0))
 
 
-def exchange(case: Case, rank: int, path: Path) -> dict[str, Any]:
-    """The whole life of the backend on one rank: two sets, checked, timed-style, refilled and checked again."""
-    point = case.point
+def exchange(case: Case, group: StoreGroup) -> Description:
+    """The whole life of the backend at one point: two sets, checked, timed as a chain, refilled and checked again."""
+    rank = group.rank
     backend = Gloo({})
-    assert backend.unsupported(point) is None
     batches = tuple(case.batch(rank, index, 0) for index in range(SETS))
     shard = Shard(rank=rank, tokens=case.tokens, slot_rank=case.slot_rank, batches=batches)
-    backend.prepare(point, shard, TorchGroup(rank=rank, size=len(case.tokens), path=path))  # type: ignore[arg-type]
+    backend.prepare(case.point, shard, group)
     for fill in range(2):
         for index in range(SETS):
             if fill:
@@ -131,7 +117,8 @@ def exchange(case: Case, rank: int, path: Path) -> dict[str, Any]:
             backend.dispatch(index)
             got = backend.received(index)
             check_received(case, rank, index, fill, got)
-            partials = [case.partials(rank, int(s), int(t), fill) for s, t in zip(got.source, got.token, strict=True)]
+            sent_by = zip(got.source.tolist(), got.token.tolist(), strict=True)
+            partials = [case.partials(rank, source, token, fill) for source, token in sent_by]
             backend.stage(index, np.array(partials, dtype=BF16).reshape(-1, HIDDEN).view(np.uint16))
             backend.combine(index)
             np.testing.assert_array_equal(backend.combined(index), case.expected_sums(rank, index, fill))
@@ -144,83 +131,81 @@ def exchange(case: Case, rank: int, path: Path) -> dict[str, Any]:
     described = backend.describe()
     backend.close()
     backend.close()
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
-    return {
-        "workspace_bytes": described.workspace_bytes,
-        "protocol_bytes": described.protocol_bytes,
-        "transport": described.transport,
-    }
+    return described
 
 
-def rank_main(case: Case, rank: int, path: Path, results: Any) -> None:
+def rank_main(cases: list[Case], address: Address, rank: int, size: int, results: Any) -> None:
+    """One worker: several points, one after another, in one process group."""
     try:
-        results.put((rank, exchange(case, rank, path), None))
+        with StoreGroup(
+            address, scope="g", rank=rank, size=size, shared_name="epcross-gloo", timeout_s=TIMEOUT_S
+        ) as group:
+            described = [exchange(case, group) for case in cases]
+            group.barrier()
+        results.put((rank, described, None))
     except BaseException:
-        results.put((rank, {}, traceback.format_exc()))
+        results.put((rank, [], traceback.format_exc()))
 
 
-def run_ranks(case: Case, path: Path) -> list[dict[str, Any]]:
+def run_ranks(cases: list[Case]) -> list[list[Description]]:
+    """What each rank described at each point, once every one has checked everything."""
     context = multiprocessing.get_context("spawn")  # a forked torch may hold locks of threads that were not forked
     results = context.Queue()
-    ranks = [
-        context.Process(target=rank_main, args=(case, rank, path, results), daemon=True)
-        for rank in range(len(case.tokens))
-    ]
-    for process in ranks:
-        process.start()
-    described: dict[int, dict[str, Any]] = {}
-    try:
-        for _ in ranks:
-            rank, result, failure = results.get(timeout=TIMEOUT_S)
-            assert failure is None, f"rank {rank}:\n{failure}"
-            described[rank] = result
+    size = len(cases[0].tokens)
+    described: dict[int, list[Description]] = {}
+    with StoreServer(token=new_token()) as server:
+        ranks = [
+            context.Process(target=rank_main, args=(cases, server.address, rank, size, results), daemon=True)
+            for rank in range(size)
+        ]
         for process in ranks:
-            process.join(TIMEOUT_S)
-            assert process.exitcode == 0
-    except Empty:
-        pytest.fail(f"ranks {sorted(set(range(len(ranks))) - set(described))} sent nothing within {TIMEOUT_S} s")
-    finally:
-        for process in ranks:
-            process.kill()
-    return [described[rank] for rank in range(len(ranks))]
+            process.start()
+        try:
+            for _ in ranks:
+                rank, result, failure = results.get(timeout=TIMEOUT_S)
+                assert failure is None, f"rank {rank}:\n{failure}"
+                described[rank] = result
+            for process in ranks:
+                process.join(TIMEOUT_S)
+                assert process.exitcode == 0
+        except Empty:
+            pytest.fail(f"ranks {sorted(set(range(size)) - set(described))} sent nothing within {TIMEOUT_S} s")
+        finally:
+            for process in ranks:
+                process.kill()
+    return [described[rank] for rank in range(size)]
 
 
 @pytest.mark.parametrize(
-    "case",
+    "cases",
     [
-        pytest.param(Case(tokens=(9, 9)), id="ep2"),
-        pytest.param(Case(tokens=(7, 0, 12), row_format=RowFormat.FP8), id="ep3-ragged-fp8"),
-        pytest.param(Case(tokens=(5, 3), masked=1.0), id="ep2-all-masked"),
+        pytest.param(
+            [Case(tokens=(9, 9)), Case(tokens=(5, 3), masked=1.0), Case(tokens=(1, 4), row_format=RowFormat.MXFP8)],
+            id="ep2",
+        ),
+        pytest.param([Case(tokens=(7, 0, 12), row_format=RowFormat.FP8), Case(tokens=(0, 0, 1))], id="ep3"),
     ],
 )
-def test_exchange_is_exact(case: Case, tmp_path: Path) -> None:
-    described = run_ranks(case, tmp_path / "store")
-    point, size = case.point, row_size(case.row_format, HIDDEN)
-    unpadded = size.row_bytes + size.scale_bytes
-    for rank, seen in enumerate(described):
-        assert seen["transport"] == "gloo tcp"
-        assert 0 < seen["workspace_bytes"] <= Gloo({}).workspace_bytes(point)
-        pairs = []
-        for index in range(SETS):
-            ids = case.batch(rank, index, 1).ids
-            pairs.append(sum(len({int(case.slot_rank[slot]) for slot in row if slot >= 0}) for row in ids))
-        meta_bytes = 32  # token, 3 ids and 3 weights of 4 bytes each, padded to 16
-        beside = size.padded_bytes - unpadded + meta_bytes
-        assert seen["protocol_bytes"] == 8 * point.ep_size + round(beside * sum(pairs) / SETS)
-
-
-def test_a_worker_that_raises_is_named(tmp_path: Path) -> None:
-    case = Case(tokens=(2,), masked=0.0)
-    (tmp_path / "store").mkdir()  # a folder where torch wants a file
-    with pytest.raises(AssertionError, match="rank 0:"):
-        run_ranks(case, tmp_path / "store")
+def test_exchange_is_exact_at_one_point_after_another(cases: list[Case]) -> None:
+    by_rank = run_ranks(cases)
+    for rank, described in enumerate(by_rank):
+        for case, seen in zip(cases, described, strict=True):
+            assert seen.transport == "gloo tcp"
+            assert 0 < seen.workspace_bytes <= Gloo({}).workspace_bytes(case.point)
+            size = row_size(case.row_format, HIDDEN)
+            padding = size.padded_bytes - size.row_bytes - size.scale_bytes
+            meta_bytes = 32  # token, 3 ids and 3 weights of 4 bytes each, padded to 16
+            pairs = [
+                sum(
+                    len({int(case.slot_rank[slot]) for slot in row if slot >= 0})
+                    for row in case.batch(rank, index, 1).ids
+                )
+                for index in range(SETS)
+            ]
+            assert seen.protocol_bytes == 8 * len(case.tokens) + round((padding + meta_bytes) * sum(pairs) / SETS)
 
 
 def test_points_of_other_domains_and_formats_are_unsupported() -> None:
-    from dataclasses import replace
-
     point = Case(tokens=(1, 1)).point
     assert Gloo({}).unsupported(point) is None
     assert "domain=nvlink" in (Gloo({}).unsupported(replace(point, domain=Domain.NVLINK)) or "")

@@ -1,6 +1,9 @@
 """Values that the tests of the store share."""
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from epcross.harness.point import Model, Placement, Point, Timing
 from epcross.harness.record import Record, Samples, UnitResult
@@ -63,3 +66,16 @@ def make_unit(point: Point, launch: int = 0, *, context: RunContext = CONTEXT, l
         Samples(phase=r.phase, repeat=r.repeat, values_us=[[r.latency_us or 0, 11.0], [9.5, 12.0]]) for r in records
     )
     return UnitResult(point_id=point.point_id, launch=launch, records=records, samples=samples)
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def failing(number: int) -> Callable[[int, bytes], int]:
+    """An `os.write` of a disk that answers with this error."""
+
+    def write(descriptor: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return write

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from epcross.harness.cli import main
+from epcross.harness.cli import cli
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {"build", "dist", "node_modules"}
@@ -28,16 +28,21 @@ def commands(text: str) -> list[str]:
 
 
 def problem(command: str) -> str | None:
-    """Why a command cannot be what a reader types; None if it exists."""
-    assert isinstance(main, click.Group)
+    """Why a command cannot be what a reader types; None if target or verb, and every option, exist."""
     program, *words = command.split()
     if program == "make":
         unknown = {word for word in words if "=" not in word} - MAKE_TARGETS
         return f"no such target: {sorted(unknown)}" if unknown else None
-    if Path(program).name == "epcross":
-        verbs = [word for word in words if word in main.commands]
-        return None if verbs or words[:1] == ["--help"] else f"no verb; there are {sorted(main.commands)}"
-    return "neither make nor epcross"
+    if Path(program).name != "epcross" or not words:
+        return "neither make nor epcross with a verb"
+    context = click.Context(cli)
+    if words[0] not in cli.list_commands(context):
+        return f"no verb; there are {cli.list_commands(context)}"
+    verb = cli.get_command(context, words[0])
+    assert verb is not None
+    known = {option for parameter in verb.params for option in parameter.opts}
+    unknown = {word for word in words[1:] if word.startswith("-")} - known
+    return f"no such option: {sorted(unknown)}" if unknown else None
 
 
 def anchors(path: Path) -> set[str]:
@@ -69,9 +74,9 @@ def test_commands_exist(path: Path) -> None:
 
 
 def test_commands_that_do_not_exist_are_found() -> None:
-    text = "```sh\nmake quickstart\nmake quickstrat # typo\nepcross frobnicate\n```\n```text\nmake nothing\n```\n"
+    text = "```sh\nmake quickstart\nmake quickstrat # typo\nepcross frobnicate\nepcross plan --quick\n```\n```text\nmake nothing\n```\n"
     wrong = [command for command in commands(text) if problem(command)]
-    assert wrong == ["make quickstrat", "epcross frobnicate"]
+    assert wrong == ["make quickstrat", "epcross frobnicate", "epcross plan --quick"]
 
 
 def test_readme_and_ci_call_the_same_test_command() -> None:

@@ -92,9 +92,11 @@ def test_no_compiler_is_said_and_an_artifact_makes_up_for_it(
     assert build.unavailable() is None
     assert build.build() == artifact
     assert _count(script) == 1
+    monkeypatch.setenv("CXX", "g++ 'open")
+    artifact.write_bytes(b"")
+    assert "CXX=g++ 'open does not exist" in str(build.unavailable())
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    artifact.write_bytes(b"")
     assert "none of c++, g++, clang++ is on PATH" in str(build.unavailable())
 
 

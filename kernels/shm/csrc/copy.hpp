@@ -33,6 +33,9 @@ inline void copy_streaming(Byte* dst, const Byte* src, std::size_t bytes) {
 #endif
 }
 
+/// From this size on, streaming copies beat plain ones: what is written would not stay in a cache until it is read.
+inline constexpr std::size_t kStreamingFromBytes = std::size_t{8} << 20;
+
 /// A release store does not order streaming stores on x86; this does.
 inline void drain_streaming() {
 #if defined(__x86_64__)

@@ -82,14 +82,14 @@ class Exchange {
     }
 
     /// Identity experts: read every received row in place, copy its staged partial to where combine reads.
-    template <typename Record, typename Touch, typename Partial>
-    void run_experts(const Byte* staged, Record&& record, Touch&& read, Partial&& partial) const {
+    template <typename Record, typename Touch, typename Partial, typename Copy>
+    void run_experts(const Byte* staged, Record&& record, Touch&& read, Partial&& partial, Copy&& copy) const {
         const std::size_t bytes = ws_.layout.partial_bytes;
         unsigned seen = 0;
         for (std::uint32_t source = 0; source < ep_size(); ++source) {
             for (std::uint32_t slot = 0; slot < received_[source]; ++slot, staged += bytes) {
                 seen += read(record(source, slot), ws_.layout.row_bytes());
-                std::memcpy(partial(source, slot), staged, bytes);
+                copy(partial(source, slot), staged, bytes);
             }
         }
         keep(seen);

@@ -54,9 +54,14 @@ class Fence : public Exchange {
     /// `staged` [rows(), partial_bytes] -> the own combine buffer. It is free: every source raised this round's
     /// dispatch flag after it had pulled the last round's partials (hazard: a partial overwritten under its reader).
     void experts(const Byte* staged) const {
-        run_experts(
-            staged, [&](auto source, auto slot) { return record_at(rank(), source, slot); }, touch,
-            [&](auto source, auto slot) { return partial_at(rank(), source, slot); });
+        const auto record = [&](auto source, auto slot) { return record_at(rank(), source, slot); };
+        const auto partial = [&](auto source, auto slot) { return partial_at(rank(), source, slot); };
+        if (rows() * ws_.layout.partial_bytes >= kStreamingFromBytes) {
+            run_experts(staged, record, touch, partial, copy_streaming);
+            drain_streaming();  // before the flag that combine raises
+        } else {
+            run_experts(staged, record, touch, partial, std::memcpy);
+        }
     }
 
     /// Sums of the own tokens -> `out` [tokens, hidden].
@@ -73,9 +78,6 @@ class Fence : public Exchange {
     }
 
   private:
-    // Below this the rows stay in caches that the reader can reach faster than memory.
-    static constexpr std::size_t kStreamingFromBytes = std::size_t{8} << 20;
-
     Word* flag(std::size_t region, std::uint32_t owner, std::uint32_t peer) const {
         return ws_.line(owner, region, peer);
     }

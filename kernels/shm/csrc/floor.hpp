@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <utility>
 
 #include "copy.hpp"
 #include "wait.hpp"
@@ -26,10 +27,11 @@ inline double ping_pong(Word* mine, const Word* theirs, bool first, std::uint32_
     return (monotonic_s() - start) / rounds;
 }
 
-/// Copy `bytes` once, the way Fence copies many rows. Returns start and end on the machine's monotonic clock.
-inline std::pair<double, double> timed_copy(Byte* dst, const Byte* src, std::size_t bytes) {
+/// Copy `bytes` a number of times, the way Fence copies many rows: long enough that ranks overlap although they do not
+/// start together. Returns start and end on the machine's monotonic clock.
+inline std::pair<double, double> timed_copies(Byte* dst, const Byte* src, std::size_t bytes, std::uint32_t times) {
     const double start = monotonic_s();
-    copy_streaming(dst, src, bytes);
+    for (std::uint32_t i = 0; i < times; ++i) copy_streaming(dst, src, bytes);
     drain_streaming();
     return {start, monotonic_s()};
 }

@@ -275,15 +275,15 @@ PYBIND11_MODULE(_epcross_shm, module) {
         py::arg("mine"), py::arg("theirs"), py::kw_only(), py::arg("first"), py::arg("rounds"), py::arg("rank"),
         py::arg("peer"), py::arg("wait_limit_s"), py::arg("share_cores"));
     module.def(
-        "timed_copy",
-        [](const py::buffer& dst, const py::buffer& src) {
+        "timed_copies",
+        [](const py::buffer& dst, const py::buffer& src, std::uint32_t times) {
             const auto to = dst.request(true), from = src.request();
             const auto bytes = static_cast<std::size_t>(to.size * to.itemsize);
             if (bytes != static_cast<std::size_t>(from.size * from.itemsize) || bytes % 64 != 0) {
                 throw std::invalid_argument("both buffers need the same size, a multiple of 64 bytes");
             }
             py::gil_scoped_release release;
-            return timed_copy(static_cast<Byte*>(to.ptr), static_cast<const Byte*>(from.ptr), bytes);
+            return timed_copies(static_cast<Byte*>(to.ptr), static_cast<const Byte*>(from.ptr), bytes, times);
         },
-        py::arg("dst"), py::arg("src"));
+        py::arg("dst"), py::arg("src"), py::arg("times"));
 }

@@ -90,7 +90,7 @@ class Sentinel : public Exchange {
         std::size_t n = 0;
         run_experts(
             staged, [&](auto source, auto slot) { return bytes(record_at(set, rank(), source, slot)); }, touch_words,
-            [&](auto, auto) { return own_partial(n++); });
+            [&](auto, auto) { return own_partial(n++); }, std::memcpy);
     }
 
     /// Sums of the own tokens -> `out` [tokens, hidden].

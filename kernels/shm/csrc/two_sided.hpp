@@ -61,7 +61,7 @@ class TwoSided : public Exchange {
     void experts(const Byte* staged) {
         run_experts(
             staged, [&](auto source, auto slot) { return record_at(source, slot); }, touch,
-            [&](auto source, auto slot) { return partial_at(source, slot); });
+            [&](auto source, auto slot) { return partial_at(source, slot); }, std::memcpy);
     }
 
     /// Sums of the own tokens -> `out` [tokens, hidden].

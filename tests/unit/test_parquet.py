@@ -1,0 +1,116 @@
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from store_values import CONTEXT, TIMING, make_point, make_unit
+
+from epcross.harness.errors import StoreError
+from epcross.harness.parquet import rows_table, samples_table, write_tables
+from epcross.harness.record import COLUMNS, Samples, UnitResult
+from epcross.harness.rows import failed_records
+from epcross.harness.store import (
+    RunDirectory,
+    compact,
+    create_run,
+    load_rows,
+    load_samples,
+    release,
+    write_unit,
+)
+from epcross.harness.terms import Status
+
+PLAN = {"points": [make_point().to_json()]}
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    created = create_run(tmp_path, "quickstart", PLAN, {"hostname": "here"})
+    yield created
+    release(created.path)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rows_load_typed(run: RunDirectory, compacted: bool):
+    ok_unit = make_unit(make_point())
+    failed = failed_records(make_point(tokens=8), TIMING, 0, CONTEXT, Status.ERROR, "rank 0 died", failed_rank=0)
+    write_unit(run, ok_unit)
+    write_unit(run, UnitResult(point_id=failed[0].point_id, launch=0, records=failed))
+    source = compact(run)[0] if compacted else run.path
+    frame = load_rows(source)
+    assert tuple(frame.columns) == COLUMNS
+    assert len(frame) == 8
+    assert frame["latency_us"].dtype == np.float64
+    assert frame["failed_rank"].dtype == pd.Int64Dtype()
+    assert frame["status"].dtype == pd.StringDtype()
+    assert frame["tuned"].dtype == pd.BooleanDtype()
+    assert sorted(frame["latency_us"].dropna()) == [10.0, 11.0, 12.0, 13.0]
+    assert set(frame.loc[frame["status"] == "error", "failed_rank"]) == {0}
+    assert frame.loc[frame["status"] == "ok", "reason"].isna().all()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_samples_load_long(run: RunDirectory, compacted: bool):
+    unit = make_unit(make_point(), 1)
+    write_unit(run, unit)
+    frame = load_samples(compact(run)[1] if compacted else run.path)
+    assert list(frame.columns) == ["run_id", "point_id", "phase", "repeat", "rank", "iteration", "value_us"]
+    assert len(frame) == 4 * 2 * 2
+    one = frame[(frame["repeat"] == 5) & (frame["rank"] == 1)]
+    assert one["value_us"].tolist() == [9.5, 12.0]
+    assert one["iteration"].tolist() == [0, 1]
+    assert set(frame["run_id"]) == {run.run_id}
+
+
+def test_an_empty_run_loads_as_empty_tables(run: RunDirectory):
+    compact(run)
+    assert len(load_rows([run.path])) == len(load_samples([run.path])) == 0
+    assert tuple(load_rows(run.path / "rows.parquet").columns) == COLUMNS
+
+
+def test_a_damaged_unit_is_named_when_rows_are_loaded(run: RunDirectory):
+    path = write_unit(run, make_unit(make_point()))
+    write_unit(run, make_unit(make_point(), 1))
+    path.write_bytes(b"{}")
+    with pytest.warns(UserWarning, match=rf"1 damaged units are left out: {path.name}"):
+        assert len(load_rows(run.path)) == 4
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "samples.parquet"])
+def test_a_damaged_table_is_a_clear_error(run: RunDirectory, name: str):
+    write_unit(run, make_unit(make_point()))
+    compact(run)
+    file = run.path / name
+    load = load_rows if name == "rows.parquet" else load_samples
+    whole = file.read_bytes()
+    for length in (0, 3, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(StoreError, match="is damaged or no parquet file"):
+            load(file)
+    with pytest.raises(StoreError, match="does not exist"):
+        load(run.path / "absent.parquet")
+
+
+def test_a_million_samples_load_quickly(tmp_path: Path):
+    point = make_point()
+    records = make_unit(point).records
+    values = np.random.default_rng(0).random((4, 62_500)).tolist()
+    samples = tuple(Samples(phase=r.phase, repeat=r.repeat, values_us=values) for r in records)
+    unit = UnitResult(point_id=point.point_id, launch=0, records=records, samples=samples)
+    write_tables(tmp_path, rows_table(records), samples_table("run", [unit]))
+    start = time.perf_counter()
+    frame = load_samples(tmp_path)
+    elapsed_s = time.perf_counter() - start
+    assert len(frame) == 1_000_000
+    assert frame["value_us"].iloc[62_500 * 4 + 1] == values[0][1]
+    assert elapsed_s < 2
+
+
+def test_nothing_warns_on_the_usual_way(run: RunDirectory):
+    write_unit(run, make_unit(make_point()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_rows([run.path, run.path])
+        load_samples([run.path, run.path])
