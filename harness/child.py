@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from epcross.harness.processes import kill_group
+from epcross.harness.processes import kill_group, reap_group
 
 QUOTED_LINES = 4
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -104,6 +104,7 @@ class Child:
             return
         kill_group(self.pid)
         self._process.wait()
+        reap_group(self.pid)
         self.channel.close()
         os.close(self.ended)
         self.ended = -1

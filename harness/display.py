@@ -57,7 +57,7 @@ class Display:
             self._progress.update(
                 self._task, total=pace.planned or None, completed=pace.done, description=pace.turn, eta=eta
             )
-        elif notes and time.monotonic() >= self._line_at:
+        elif notes and (time.monotonic() >= self._line_at or notes[-1]["event"] == "prebuild"):
             self._line_at = time.monotonic() + LINE_EVERY_S
             self._print(progress_line(pace), "")
 

@@ -8,9 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from epcross.harness.child import ONE_THREAD
 from epcross.harness.processes import kill_group
@@ -26,6 +27,7 @@ def prebuild(
     scratch: Path,
     logs: Path,
     *,
+    tick: Callable[[], Any] = lambda: None,
     stop_asked: Callable[[], str | None] = lambda: None,
     limit_s: float = LIMIT_S,
 ) -> dict[str, str]:
@@ -42,15 +44,14 @@ def prebuild(
                 children[name] = (_start(config, scratch, log), log)
             except OSError as error:
                 failures[name] = f"its interpreter {config.python} cannot be started: {error.strerror}"
-        waited_s = 0.0
-        while waited_s < limit_s and stop_asked() is None:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and stop_asked() is None:
             running = [child for child, _ in children.values() if child.poll() is None]
             if not running:
                 break
+            tick()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running[0].wait(POLL_S)
-                continue
-            waited_s += POLL_S
         if stop_asked() is None:
             for name, (child, log) in children.items():
                 reason = _reason(child, log, limit_s)

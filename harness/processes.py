@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def kill_group(leader: int) -> None:
     """SIGKILL to every process of the group that `leader` leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def reap_group(leader: int, limit_s: float = 2.0) -> None:
+    """Wait until the killed members of a group that became our children (see `adopt_orphans`) are gone."""
+    deadline = time.monotonic() + limit_s
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-leader, os.WNOHANG) == (0, 0):
+                time.sleep(0.002)
 
 
 def remove_segments(shared_name: str) -> None:

@@ -72,6 +72,8 @@ class Pace:
             case "session":
                 self.planned, self.done = note["units"], note["done"]
                 self.measured, self.measured_s, self._begin = 0, 0.0, None
+            case "prebuild":
+                self.turn = f"building {', '.join(note['backends'])}, once on this machine"
             case "turn":
                 self._begin = self._begin or now
                 what = "floor" if note["kind"] == "floor" else f"{note['backend']}, launch {note['launch']}"

@@ -72,7 +72,9 @@ class Session:
         scratch = self.run.path / "jobs"
         scratch.mkdir(exist_ok=True)
         configs = {name: self.plan.backends[name] for name in sorted(left)}
-        unbuilt = prebuild(configs, scratch, self.run.logs, stop_asked=stop_asked)
+        if configs:
+            self.log.note("prebuild", backends=sorted(left))
+        unbuilt = prebuild(configs, scratch, self.run.logs, tick=self.tick, stop_asked=stop_asked)
         for planned in self.plan.jobs:
             for point in planned.points:
                 if point.backend in unbuilt:

@@ -118,7 +118,12 @@ class Supervisor:
         ready = self._child is not None
         stage = Stage.START
         if not ready:
-            self._start(turn)
+            try:
+                self._start(turn)
+            except OSError as error:
+                python = self.job.backends[turn.backend].python if turn.backend else None
+                reason = f"its interpreter {python or sys.executable} cannot be started: {error.strerror}"
+                return self._failed(Ending.ERROR, stage, reason), ready
         child = self._child
         assert child is not None
         request = (
@@ -168,7 +173,7 @@ class Supervisor:
         assert child is not None
         patience_s = OWN_END_S if abort.rank == self.rank else SILENCE_S if abort.kind == Ending.WAIT else 0.0
         deadline = time.monotonic() + patience_s
-        outcome = Outcome(ending=Ending.BYSTANDER, stage=stage, reason=abort.reason, abort=abort)
+        outcome = Outcome(ending=Ending.BYSTANDER, stage=stage, reason=abort.reason, abort=abort, answered=False)
         if abort.rank == self.rank:
             ending = Ending.WALL if abort.kind == "late" else Ending.ERROR
             outcome = replace(outcome, ending=ending)
@@ -179,7 +184,7 @@ class Supervisor:
                 case Said({"stage": word}):
                     outcome = replace(outcome, stage=Stage(word))
                 case Said({"failed": word, "reason": reason}):
-                    return replace(outcome, ending=Ending(word), reason=reason)
+                    return replace(outcome, ending=Ending(word), reason=reason, answered=True)
                 case Ended():
                     return replace(outcome, ending=Ending.ERROR, reason=child.how_it_ended())
                 case None:

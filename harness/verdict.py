@@ -40,6 +40,7 @@ class Outcome:
     ending: Ending
     stage: Stage
     reason: str = ""
+    answered: bool = True  # whether the worker noticed by itself that its group had ended
     abort: Abort | None = None
 
     def encode(self) -> bytes:
@@ -55,6 +56,7 @@ class Outcome:
             ending=Ending(values["ending"]),
             stage=Stage(values["stage"]),
             reason=values["reason"],
+            answered=values["answered"],
             abort=None if abort is None else Abort(**{**abort, "waiting": tuple(abort["waiting"])}),
         )
 
@@ -82,17 +84,18 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict | None:
         return None
     abort = next((o.abort for o in outcomes if o.abort is not None), None)
     waiting = set(abort.waiting) if abort else set()
-    silent = [r for r in failed if outcomes[r].ending in (Ending.BYSTANDER, Ending.WALL) and r not in waiting]
+    silent = [r for r in failed if outcomes[r].ending is Ending.BYSTANDER and not outcomes[r].answered]
+    busy = [r for r in failed if r not in waiting]
     own = [r for r in failed if outcomes[r].ending is not Ending.BYSTANDER]
 
     def least_advanced(ranks: list[int]) -> int:
         return min(ranks, key=lambda r: (_STAGES.index(outcomes[r].stage), r))
 
     if abort and abort.kind == Ending.WALL:
-        rank = least_advanced(silent or failed)
+        rank = least_advanced(busy or failed)
         return _verdict(outcomes, rank, Status.TIMEOUT, abort.reason)
     if abort and abort.kind == Ending.WAIT and silent:
-        rank = least_advanced(silent)
+        rank = least_advanced([r for r in silent if r in busy] or silent)
         return _verdict(outcomes, rank, Status.TIMEOUT, f"it did not answer; rank {abort.rank}: {abort.reason}")
     if abort and abort.rank in failed:
         rank = abort.rank

@@ -11,7 +11,7 @@ from typing import Any
 
 from epcross.harness.child import Child
 from epcross.harness.errors import GroupError
-from epcross.harness.rendezvous import Abort, Address, ScopeAborted, StoreClient
+from epcross.harness.rendezvous import REPLY_GRACE_S, Abort, Address, ScopeAborted, StoreClient
 
 CONTROL = "control"
 """The scope in which supervisors meet; aborting it ends the job."""
@@ -67,6 +67,7 @@ class Watch:
         self._child: Child | None = None
         self._group: StoreClient | None = None
         self._events: deque[Event] = deque()
+        self._heard: set[Any] = set()  # sources of the attached worker that are still listened to
 
     def _catch_signals(self) -> socket.socket:
         self._signalled, write = socket.socketpair()
@@ -80,16 +81,15 @@ class Watch:
         """Listen to a worker and to the abort of its process group."""
         self._child, self._group = child, StoreClient(self.address, scope)
         self._group.send_watch(scope)
-        self._selector.register(child.channel, selectors.EVENT_READ)
-        self._selector.register(child.ended, selectors.EVENT_READ)
-        self._selector.register(self._group, selectors.EVENT_READ)
+        for source in (child.channel, child.ended, self._group):
+            self._selector.register(source, selectors.EVENT_READ)
+            self._heard.add(source)
 
     def detach(self) -> None:
         """Listen to no worker. Before the worker is killed, since that closes what is listened to."""
-        if self._child is not None and self._group is not None:
-            for source in (self._child.channel, self._child.ended, self._group):
-                if source in self._selector.get_map():
-                    self._selector.unregister(source)
+        for source in tuple(self._heard):
+            self._ignore(source)
+        if self._group is not None:
             self._group.hang_up()
         self._child = self._group = None
         self._events.clear()
@@ -112,13 +112,15 @@ class Watch:
             with selectors.DefaultSelector() as selector:
                 for source in (self._control, self._alarm, self._signalled):
                     selector.register(source, selectors.EVENT_READ)
-                while True:
-                    ready = [key.fileobj for key, _ in selector.select()]
+                deadline = time.monotonic() + timeout_s + REPLY_GRACE_S
+                while time.monotonic() < deadline:
+                    ready = [chosen.fileobj for chosen, _ in selector.select(deadline - time.monotonic())]
                     if self._control in ready:  # first: the last meeting ends well though a peer leaves right after
                         return self._control.receive()
                     self._check_stop(ready)
         except GroupError as error:
             raise self._stopped(error) from error
+        raise Stopped("lost", f"the store of rank 0 gave no answer in {timeout_s + REPLY_GRACE_S:g} s")
 
     def abort_group(self, scope: str, reason: str, rank: int | None, kind: str) -> Abort:
         """Abort the workers' process group; returns its first abort. Raises `Stopped` if the store is lost."""
@@ -142,6 +144,11 @@ class Watch:
         self.detach()
         self._control.close()
         self._alarm.hang_up()
+
+    def _ignore(self, source: Any) -> None:
+        """Listen to a source no more. Before it is closed: a closed one cannot be found."""
+        self._heard.remove(source)
+        self._selector.unregister(source)
 
     def _check_stop(self, ready: list[Any]) -> None:
         if self._signalled in ready:
@@ -167,12 +174,12 @@ class Watch:
         if self._child.channel in ready:
             messages = self._child.messages()
             if messages is None:
-                self._selector.unregister(self._child.channel)
+                self._ignore(self._child.channel)
             else:
                 self._events += [Said(message) for message in messages]
                 return  # come back for more before looking at anything else
         if self._group in ready:
-            self._selector.unregister(self._group)
+            self._ignore(self._group)
             try:
                 self._group.receive()
             except ScopeAborted as error:
@@ -180,7 +187,7 @@ class Watch:
             except GroupError as error:
                 raise self._stopped(error) from error
         if self._child.ended in ready:
-            self._selector.unregister(self._child.ended)
+            self._ignore(self._child.ended)
             self._events.append(Ended())
 
 

@@ -3,6 +3,7 @@
 `backend` and `measure` are loaded by workers, so this module must import quickly and need nothing but numpy.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -230,8 +231,10 @@ def finish(job: Job, limit_s: float = 60.0) -> tuple[JobEnd, float]:
 
 
 def left_overs(run: RunDirectory) -> list[str]:
-    """Processes of a run that still live, and shared memory under its names."""
-    found = [str(path) for path in Path("/dev/shm").glob("epcross-*") if path.owner()]
+    """Processes of a run that still live, shared memory under its names, and supervisors that broke."""
+    tokens = [json.loads(path.read_text())["token"] for path in run.path.glob("jobs/*.address")]
+    found = [str(path) for token in tokens for path in Path("/dev/shm").glob(f"epcross-{token[:12]}*")]
+    found += [log.read_text() for log in run.logs.glob("*.supervisor.*") if "Traceback" in log.read_text()]
     for process in psutil.process_iter(["pid", "cmdline", "environ", "status"]):
         line = " ".join(process.info["cmdline"] or ())
         environ = process.info["environ"] or {}
@@ -240,3 +243,22 @@ def left_overs(run: RunDirectory) -> list[str]:
         if str(run.path) in line or environ.get("EPCROSS_TEST_RUN") == str(run.path):
             found.append(f"{process.pid}: {line}")
     return found
+
+
+def processes(run: RunDirectory, word: str) -> list[psutil.Process]:
+    """Living processes of a run whose command line holds `word`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if word in line and (process.info["environ"] or {}).get("EPCROSS_TEST_RUN") == str(run.path):
+            found.append(process)
+    return found
+
+
+def until(condition: Callable[[], Any], limit_s: float = 10.0) -> Any:
+    """What `condition` returns once it is true. Fails if that does not happen in time."""
+    deadline = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value

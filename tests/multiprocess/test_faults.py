@@ -1,6 +1,7 @@
 """One rank fails, in every way at every stage: a bounded end, one culprit, all rows, and the sweep goes on."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,11 +36,7 @@ def statuses(run: RunDirectory) -> dict[tuple[int, int], set[str]]:
 
 IN_TIME = ["raise", "exit", "kill", "segfault", "stop", "hang", "wait_expired", "silent"]
 FAULTS = [
-    *[
-        (fault, stage, 1)
-        for stage in ("prepare", "verify_before", "verify_after", "close")
-        for fault in ("raise", "kill")
-    ],
+    *[(fault, stage, 1) for stage in ("prepare", "verify_before", "close") for fault in ("raise", "kill")],
     *[(fault, "time", 1) for fault in IN_TIME],
     ("raise", "time", 0),
     ("kill", "prepare", 0),
@@ -93,6 +90,31 @@ def test_a_backend_that_cannot_start_is_given_up_after_two_tries(run: RunDirecto
     assert {records[n, 1].status for n in (1, 2, 3, 4)} == {"skipped"}
     starts = [n for n in ProgressReader(run.path).read() if n["event"] == "start" and n["backend"] == "fake"]
     assert len(starts) == 2
+
+
+def test_a_missing_interpreter_is_named(run: RunDirectory) -> None:
+    backends = {"fake": config(python="/nonexistent/python")}
+    end, _ = finish(job(run, [point(1)], backends=backends, timing=replace(TIMING, launches=1)))
+    assert end.end is End.DONE
+    (record, _) = stored(run)[1, 0].records
+    assert record.reason == "its interpreter /nonexistent/python cannot be started: No such file or directory"
+    assert (record.status, record.failed_stage) == ("error", "start")
+
+
+def test_a_backend_runs_in_its_own_interpreter_and_environment(run: RunDirectory, tmp_path: Path) -> None:
+    """Another interpreter finds epcross without the folder that this one imports it from."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "started as my own: $MINE" >&2\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    backends = {
+        "fake": config(python=str(python), env={"MINE": "yes", "PYTHONPATH": str(Path(__file__).parent.parent)})
+    }
+    end, _ = finish(job(run, [point(1)], backends=backends, timing=replace(TIMING, launches=1)))
+    assert end.end is End.DONE
+    assert statuses(run) == {(1, 0): {"ok"}}
+    for rank in range(2):
+        assert "started as my own: yes" in (run.logs / f"ep2.fake.launch0.rank{rank}.log").read_text()
+    assert [path.name for path in (run.path / "jobs" / "imports").iterdir()] == ["epcross"]
 
 
 def test_an_unavailable_backend_is_asked_once(run: RunDirectory) -> None:

@@ -1,6 +1,7 @@
 """Who is blamed, from what supervisors say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -54,7 +55,11 @@ def test_a_wall_limit_blames_who_was_not_waiting(
 
 def test_a_vain_wait_blames_the_silent_peer() -> None:
     abort = Abort(rank=0, kind="wait", reason="waited for peer 1")
-    verdict = judge([outcome(Ending.WAIT, abort), outcome(Ending.BYSTANDER, abort, Stage.VERIFY_BEFORE)])
+    peer = outcome(Ending.BYSTANDER, abort, Stage.VERIFY_BEFORE)
+    answered = judge([outcome(Ending.WAIT, abort), peer])  # it lived and was on its way
+    assert answered is not None
+    assert (answered.rank, answered.status, answered.stage) == (0, Status.TIMEOUT, Stage.TIME)
+    verdict = judge([outcome(Ending.WAIT, abort), replace(peer, answered=False)])
     assert verdict is not None
     assert (verdict.rank, verdict.status, verdict.stage) == (1, Status.TIMEOUT, Stage.VERIFY_BEFORE)
     assert "rank 0: waited for peer 1" in verdict.reason
