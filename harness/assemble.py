@@ -1,6 +1,5 @@
 """From assignments of factors to points. Every problem of every assignment is collected."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ from epcross.harness.errors import ConfigError
 from epcross.harness.factors import BACKEND_OPTION, FIELDS
 from epcross.harness.grid import Assignment, excluded, expand
 from epcross.harness.point import Model, Placement, Point, Routing, Scalar
+from epcross.harness.routing_files import content_sha256
 from epcross.harness.schema import BackendConfig
 from epcross.harness.terms import PlacementKind, RoutingKind
 from epcross.harness.tokens import capacity, nominal_tokens, tokens_of_ranks
@@ -44,7 +44,7 @@ class Assembler:
         """Keep the configuration whose options are looked up."""
         self._library = config.library
         self._options: dict[tuple[str, tuple[tuple[str, Scalar], ...]], tuple[tuple[str, Scalar], ...]] = {}
-        self._sha256: dict[Path, str] = {}
+        self._sha256: dict[str, str] = {}
         self.problems: dict[str, None] = {}  # in order, each once
         self._named: set[str] = set()
         self._used: set[str] = set()
@@ -146,13 +146,10 @@ class Assembler:
     def _with_file(self, routing: Routing) -> Routing:
         if not routing.path:
             raise Mismatch(f"routing={routing.kind} needs a file; add routing.path=FILE")
-        path = Path(routing.path).expanduser().absolute()  # workers may run in another folder
+        path = str(Path(routing.path).expanduser().absolute())  # workers may run in another folder
         if path not in self._sha256:
-            try:
-                self._sha256[path] = hashlib.sha256(path.read_bytes()).hexdigest()
-            except OSError as error:
-                raise Mismatch(f"routing.path={routing.path} cannot be read: {error.strerror}") from error
-        return replace(routing, path=str(path), content_sha256=self._sha256[path])
+            self._sha256[path] = content_sha256(path)
+        return replace(routing, path=path, content_sha256=self._sha256[path])
 
     def _placement(self, values: Mapping[str, Any]) -> Placement:
         placement: Placement = self._library.get("placement", values["placement"])

@@ -1,9 +1,11 @@
 """What makes a point impossible for every backend: an error of the sweep, found before anything runs."""
 
 import math
+import re
 
-from epcross.harness.point import Point
-from epcross.harness.terms import PlacementKind, RoutingKind
+from epcross.harness import placement, routing
+from epcross.harness.point import Point, Timing
+from epcross.harness.schema import BackendConfig
 from epcross.kernels.formats import row_size
 
 MAX_EP_SIZE = 1024
@@ -22,65 +24,51 @@ def point_problems(point: Point) -> list[str]:
     ]
     if problems:
         return problems
-    if model.top_k > model.num_experts:
-        problems.append(
-            f"model '{model.name}': top_k={model.top_k} is more than num_experts={model.num_experts}; "
-            "a token chooses distinct experts"
-        )
     problems += _format_problems(point)
-    problems += placement_problems(point)
+    shape = f"model '{model.name}': "
+    problems += [shape + text for text in placement.problems(point.placement, model.num_experts, point.ep_size)]
+    problems += [
+        (shape if "top_k" in text else "") + text
+        for text in routing.problems(
+            point.routing, num_experts=model.num_experts, top_k=model.top_k, ep_size=point.ep_size
+        )
+    ]
+    if point.routing.masked_fraction == 1.0:
+        problems.append("routing.masked_fraction=1.0 drops every selection; there would be nothing to time")
     problems += _token_problems(point)
-    problems += routing_problems(point)
     return problems
 
 
-def placement_problems(point: Point) -> list[str]:
-    """Slots that do not divide over ranks, or cannot hold every expert."""
-    experts, ep_size = point.model.num_experts, point.ep_size
-    kind, slots = point.placement.kind, point.placement.num_slots
-    if kind is not PlacementKind.REPLICATED and slots != experts:
-        return [
-            f"placement={kind} has one slot for each of {experts} experts; num_slots={slots} needs placement=replicated"
-        ]
-    if slots < experts:
-        return [f"placement.num_slots={slots} cannot hold {experts} experts; give at least {experts}"]
-    if slots % ep_size == 0:
-        return []
-    more = math.ceil(slots / ep_size) * ep_size
-    if kind is PlacementKind.REPLICATED:
-        return [
-            f"placement.num_slots={slots} does not divide over ep_size={ep_size}; the nearest that do are "
-            f"{' and '.join(str(n) for n in (more - ep_size, more) if n >= experts)}"
-        ]
-    return [
-        f"{experts} experts of '{point.model.name}' do not divide over ep_size={ep_size} under placement={kind}; the "
-        f"nearest ep_size that does is {' or '.join(map(str, nearest_divisors(experts, ep_size)))}, or use "
-        f"placement=replicated ({more} slots)"
-    ]
-
-
-def nearest_divisors(number: int, near: int) -> list[int]:
-    """The largest divisor of `number` below `near` and the smallest above it, as far as they exist."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = [d for d in divisors if d < near][-1:]
-    return below + [d for d in divisors if d > near][:1]
-
-
-def routing_problems(point: Point) -> list[str]:
-    """Parameters of the routing that are out of range or cannot be met. Files are checked where they are read."""
-    routing, problems = point.routing, []
-    if not 0.0 <= routing.masked_fraction < 1.0:
-        problems.append(f"routing.masked_fraction={routing.masked_fraction} must lie between 0 and 1, 1 excluded")
-    if not 0.0 <= routing.hot_fraction <= 1.0:
-        problems.append(f"routing.hot_fraction={routing.hot_fraction} must lie between 0 and 1")
-    if not 0.0 <= routing.exponent <= 8.0:
-        problems.append(f"routing.exponent={routing.exponent} must lie between 0 (uniform) and 8")
-    reachable = point.placement.num_slots // point.ep_size
-    if routing.kind in (RoutingKind.LOCAL_ONLY, RoutingKind.ALL_TO_ONE) and point.model.top_k > reachable:
-        problems.append(
-            f"routing={routing.kind} keeps a token on one rank, which holds {reachable} slots at "
-            f"ep_size={point.ep_size}: fewer than top_k={point.model.top_k} of '{point.model.name}'"
+def timing_problems(timing: Timing) -> list[str]:
+    """Numbers of a timing that would time nothing, or never end."""
+    problems = [
+        f"timing.{name}={value} must be at least {least}"
+        for name, least in (
+            ("launches", 1),
+            ("seeds", 1),
+            ("chains", 1),
+            ("min_pairs", 1),
+            ("iterations", 1),
+            ("warmup_pairs", 0),
+            ("sets", 1),
         )
+        if (value := getattr(timing, name)) < least
+    ]
+    problems += [
+        f"timing.{name}={value} must be above 0"
+        for name in ("chain_ms", "wall_limit_s")
+        if not 0 < (value := getattr(timing, name)) < math.inf
+    ]
+    if timing.max_pairs < timing.min_pairs:
+        problems.append(f"timing.max_pairs={timing.max_pairs} is below min_pairs={timing.min_pairs}")
+    return problems
+
+
+def backend_problems(config: BackendConfig) -> list[str]:
+    """What a backend's YAML says that cannot be used, besides wrong keys and types."""
+    problems = [f"{name} is empty" for name in ("target", "label") if not getattr(config, name).strip()]
+    if not re.fullmatch("#[0-9a-fA-F]{6}", config.color):
+        problems.append(f'color is {config.color!r}, but must be written "#rrggbb", in quotes')
     return problems
 
 

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epcross.harness.checks import timing_problems
 from epcross.harness.errors import ConfigError
 from epcross.harness.factors import FIELDS, GROUPS, SCALARS, canonical, checked, is_factor, unknown_factor
 from epcross.harness.grid import block_problems, override_axis, values_of
 from epcross.harness.library import SCHEMAS, Library, quoted
 from epcross.harness.point import Timing
 from epcross.harness.schema import Block, Cluster, Launcher, Sweep
-from epcross.harness.typed import Mismatch, field_types, suggest
+from epcross.harness.typed import Mismatch, build, field_types, suggest
 
 DEFAULT_SWEEP = "quickstart"
 CHOICES = ("timing", "cluster", "launcher")
@@ -82,11 +83,14 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
     root = library.compose_root(
         [f"{group}={quoted(option)}" for group, option in choices.items() if option] + words.fields
     )
+    defaults = root.get("factors", {})
+    library.load(_named_options([*sweep.products(), Block(grid=words.axes), Block(grid=defaults)], library), problems)
     timing, cluster, launcher = (_build_root(root, group, problems) for group in CHOICES)
     axes = {
         factor: _checked_axis(factor, values, library, "command line", problems)
         for factor, values in words.axes.items()
     }
+    problems += timing_problems(timing) if timing else []
     blocks: list[Block] = []
     for product in sweep.products():
         block = _canonical(product)
@@ -94,7 +98,7 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
             block = override_axis(block, factor, [])  # what the sweep says of it no longer matters
         block = _checked_block(block, library, f"sweep '{name}'", problems, done=axes)
         blocks.append(block)
-    defaults = _checked_block(Block(grid=root.get("factors", {})), library, "config.yaml", problems).grid
+    defaults = _checked_block(Block(grid=defaults), library, "config.yaml", problems).grid
     if not isinstance(root.get("output_dir"), str) or not root["output_dir"]:
         problems.append(f"output_dir is {root.get('output_dir')!r}, but must be the path of a folder")
     if problems:
@@ -206,9 +210,14 @@ def _read_field(key: str, values: list[Any], text: str, words: _Words, problems:
 
 
 def _build_root(root: dict[str, Any], group: str, problems: list[str]) -> Any:
-    from epcross.harness.typed import build
-
     return build(SCHEMAS[group], root.get(group), group, problems)
+
+
+def _named_options(blocks: Sequence[Block], library: Library) -> list[tuple[str, str]]:
+    """The options that blocks name, to be composed together, which is much faster than one at a time."""
+    parts = [part for block in blocks for part in (block.grid, *block.zip, *block.exclude)]
+    named = [(group, name) for part in parts for group in GROUPS if group in part for name in values_of(part[group])]
+    return [(group, name) for group, name in named if isinstance(name, str) and name in library.names(group)]
 
 
 def _canonical(block: Block) -> Block:

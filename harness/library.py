@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import epcross
+from epcross.harness.checks import backend_problems, timing_problems
 from epcross.harness.errors import ConfigError
 from epcross.harness.factors import GROUPS
 from epcross.harness.point import Timing
-from epcross.harness.schema import Cluster, Launcher, Sweep
+from epcross.harness.schema import BackendConfig, Cluster, Launcher, Sweep
 from epcross.harness.typed import build, suggest
 
 PACKAGE_CONF = Path(epcross.__file__).parent / "conf"
@@ -142,4 +143,8 @@ class Library:
             if "folder" in own:
                 folder = self._files[group][name].parent.parent
                 data["folder"] = str(folder) if folder in self.folders else ""
-        return build(SCHEMAS[group], data, where, problems)
+        option = build(SCHEMAS[group], data, where, problems)
+        wrong = backend_problems(option) if isinstance(option, BackendConfig) else []
+        wrong += timing_problems(option) if isinstance(option, Timing) else []
+        problems += [f"{where}: {problem}" for problem in wrong]
+        return None if wrong else option

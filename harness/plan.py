@@ -9,14 +9,14 @@ from typing import Any
 from epcross.harness.assemble import Assembler, assignments
 from epcross.harness.backends import loader
 from epcross.harness.backends.base import Backend
-from epcross.harness.checks import MAX_EP_SIZE, point_problems, routing_problems
+from epcross.harness.checks import MAX_EP_SIZE, point_problems
 from epcross.harness.config import Config, resolve
 from epcross.harness.errors import ConfigError
 from epcross.harness.point import Point, Timing
 from epcross.harness.schema import BackendConfig, Cluster, Launcher
 from epcross.harness.terms import Domain, Sharing, Status
 
-__all__ = ["Impossible", "Job", "Plan", "build", "point_problems", "routing_problems"]
+__all__ = ["Impossible", "Job", "Plan", "build", "point_problems"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,37 +55,36 @@ def attempts(notes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 @dataclass(slots=True, kw_only=True)
 class Pace:
-    """How far a run is, and how long the rest may take at the pace so far."""
+    """How far a run is, and how long the rest may take at the pace of the running session."""
 
-    planned: int  # units
+    planned: int = 0  # units
     done: int = 0
-    seconds: float = 0.0  # from the first note of this session to the last
-    measured: int = 0  # units of this session
-    statuses: Counter[str] = field(default_factory=Counter)
-    current: str = ""
+    measured: int = 0  # units of this session that took time
+    measured_s: float = 0.0  # from the session's first turn to its last unit
+    turn: str = ""  # the process group at work
     failures: list[dict[str, Any]] = field(default_factory=list)
-    _first: datetime | None = None
+    _begin: datetime | None = None
 
     def take(self, note: Mapping[str, Any]) -> None:
         """Count one note."""
         now = datetime.fromisoformat(note["time"])
-        if note["event"] == "session":
-            self._first, self.measured = now, 0
-        self._first = self._first or now
-        self.seconds = (now - self._first).total_seconds()
         match note["event"]:
+            case "session":
+                self.planned, self.done = note["units"], note["done"]
+                self.measured, self.measured_s, self._begin = 0, 0.0, None
             case "turn":
-                self.current = "floor" if note["kind"] == "floor" else f"{note['backend']} launch {note['launch']}"
+                self._begin = self._begin or now
+                what = "floor" if note["kind"] == "floor" else f"{note['backend']}, launch {note['launch']}"
+                self.turn = f"{note['job']}: {what}"
             case "unit":
                 self.done += 1
-                self.measured += 1
-                self.statuses.update(note["statuses"])
+                if self._begin is not None:
+                    self.measured += 1
+                    self.measured_s = (now - self._begin).total_seconds()
                 if note["reason"]:
                     self.failures.append(dict(note))
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last unit at this session's pace; None before its first unit."""
-        if not self.measured:
-            return None
-        return (self.planned - self.done) * self.seconds / self.measured
+        """Seconds from the last unit to the end of the run; None before the first unit."""
+        return (self.planned - self.done) * self.measured_s / self.measured if self.measured else None

@@ -41,10 +41,10 @@ class Recorder:
         """The job ends early."""
         self.progress.note("stopped", job=self.job.name, kind=kind, reason=reason)
 
-    def floor(self, ep_size: int, result: dict[str, Any] | None, verdict: Verdict | None) -> None:
-        """Store the floor of one EP size, or why there is none."""
+    def floor(self, result: dict[str, Any] | None, verdict: Verdict | None) -> None:
+        """Store the floor of this job, or why there is none."""
         entry = result if verdict is None and result is not None else {"error": _sentence(verdict)}
-        write_floor(self.run, {**(read_floor(self.run) or {}), f"ep{ep_size}": entry})
+        write_floor(self.run, {**(read_floor(self.run) or {}), self.job.name: entry})
         self.progress.note("floor", job=self.job.name, ok=verdict is None, reason=_sentence(verdict))
 
     def skipped(self, turn: Turn, point_id: str, reason: str) -> None:

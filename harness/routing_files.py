@@ -160,7 +160,7 @@ def _arrays(path: str, sha256: str, suffixes: tuple[str, ...]) -> dict[str, NDAr
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"{path} is not a whole {suffix} file ({len(content)} bytes): {reason}; write it again or fetch it again"
+            f"{path} cannot be read as {suffix} ({len(content)} bytes): {reason}; write it again or fetch it again"
         ) from error
 
 
@@ -193,8 +193,19 @@ def _parse_parquet(content: bytes) -> dict[str, NDArray[Any]]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(content))
-    names = [name for name in ("ids", "weights") if name in file.schema_arrow.names]
-    return {name: np.array(file.read([name]).column(name).to_pylist()) for name in names}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in ("ids", "weights"):
+        if name not in file.schema_arrow.names:
+            continue
+        lists = file.read([name]).column(name).combine_chunks()
+        if not hasattr(lists, "flatten") or not hasattr(lists.type, "value_type"):
+            raise ValueError(f"column {name} holds {lists.type}, it must hold one list per token")
+        lengths = {len(row) if row.is_valid else None for row in lists}
+        if len(lengths) > 1:
+            raise ValueError(f"the lists of column {name} have lengths {lengths}, they must all have the same")
+        # a null becomes NaN, which no check lets through
+        arrays[name] = lists.flatten().to_numpy(zero_copy_only=False).reshape(len(lists), -1 if len(lists) else 0)
+    return arrays
 
 
 def _parse_csv(content: bytes) -> dict[str, NDArray[Any]]:

@@ -184,7 +184,7 @@ def check_record(record: Record) -> list[str]:
         for name in ("repeat", "launch", "seed", "chain", "attempt", "position", "n_samples", "pairs")
         if getattr(record, name) < 0
     ]
-    return problems + _latency_problems(record)
+    return problems + (_latency_problems(record) if record.status in set(Status) else [])
 
 
 def _type_problems(record: Record) -> list[str]:

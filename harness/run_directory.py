@@ -6,6 +6,7 @@
   environment.json  the machine and the software
   floor.json        what the machine can do at best, once measured
   units/            one file for each finished unit: <point_id>.<launch>.json
+  attempts/         one file for each unit ever started, one byte for each start
   logs/             output of the ranks
   owner             the process that writes here; gone when it has ended well
 """
@@ -29,6 +30,14 @@ from epcross.harness.errors import StoreError
 from epcross.harness.record import SCHEMA_VERSION
 from epcross.harness.sealed import DamagedFile, read_sealed, seal, write_whole
 
+_HEADER = {
+    "schema_version": int,
+    "epcross_version": str,
+    "run_id": str,
+    "created": str,
+    "sweep": str,
+    "allocation_id": str,
+}
 _SUFFIX_ATTEMPTS = 64  # of 65,536 suffixes: exhausted only if something else is wrong
 
 
@@ -53,6 +62,11 @@ class RunDirectory:
     def damaged(self) -> Path:
         """Folder of unit files that were set aside."""
         return self.units / "damaged"
+
+    @property
+    def attempts(self) -> Path:
+        """Folder of the marks of starts."""
+        return self.path / "attempts"
 
     @property
     def logs(self) -> Path:
@@ -84,8 +98,8 @@ def create_run(
         "allocation_id": allocation_id or path.name,
     }
     try:
-        (path / "units").mkdir()
-        (path / "logs").mkdir()
+        for folder in ("units", "attempts", "logs"):
+            (path / folder).mkdir()
         claim(path)
         for name, content in (("plan", plan_json), ("environment", environment), ("run", header)):
             write_whole(path / f"{name}.json", seal(content, indent=1))
@@ -113,6 +127,8 @@ def open_run(path: Path) -> RunDirectory:
             "such as results/runs/<run_id>"
         )
     header = _read_part(path, "run")
+    if not _HEADER.items() <= {name: type(value) for name, value in header.items()}.items():
+        raise StoreError(f"{path / 'run.json'} is not the header of a run; give the path that `epcross run` printed")
     if header["schema_version"] > SCHEMA_VERSION:
         raise StoreError(
             f"{path} has schema version {header['schema_version']} and was written by epcross "
@@ -255,7 +271,7 @@ def _make_exclusive(output_dir: Path, stem: str) -> Path:
 
 def _folder_word(sweep: str) -> str:
     """`sweep` as one word that is safe in a folder's name; launchers choke on `=` and commas in paths."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(sweep).stem).strip("-") or "sweep"
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(sweep).name.removesuffix(".yaml")).strip("-") or "sweep"
 
 
 def _read_part(path: Path, name: str) -> dict[str, Any]:

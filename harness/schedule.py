@@ -37,4 +37,5 @@ def turns(
 
 def not_again(launch: int, rank: int | None, stage: str | None, reason: str | None) -> str:
     """Why a point that failed in one launch is skipped in the later ones."""
-    return f"not tried again: in launch {launch} rank {rank} failed in {stage}: {reason}"
+    who = "it" if rank is None else f"rank {rank}"
+    return f"not tried again: in launch {launch} {who} failed in {stage}: {reason}"

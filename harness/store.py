@@ -24,6 +24,7 @@ from epcross.harness.units import (
     planned_keys,
     read_units,
     set_aside_damaged,
+    start_unit,
     write_unit,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "read_units",
     "release",
     "set_aside_damaged",
+    "start_unit",
     "write_floor",
     "write_unit",
 ]

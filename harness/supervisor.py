@@ -241,7 +241,7 @@ class Supervisor:
         if self.recorder is None:
             return
         if turn.kind is TurnKind.FLOOR:
-            self.recorder.floor(self.job.ep_size, self._result, verdict)
+            self.recorder.floor(self._result, verdict)
             return
         fine = self.recorder.unit(turn, point_id, self._result, verdict, self.place.flags, started_at, wall_s)
         if self.job.fail_fast and not fine:

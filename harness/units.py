@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from epcross.harness.point import Point, Timing
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, Samples, UnitResult
 from epcross.harness.rows import check_record
 from epcross.harness.run_directory import RunDirectory
-from epcross.harness.sealed import TEMPORARY_SUFFIX, DamagedFile, read_sealed, seal, write_whole
+from epcross.harness.sealed import TEMPORARY_SUFFIX, DamagedFile, read_sealed, seal, unseal, write_whole
 from epcross.harness.terms import REGIME_PHASES
 
 UnitKey = tuple[str, int]
@@ -40,6 +40,24 @@ class UnitProblem:
         return self.text
 
 
+def start_unit(run: RunDirectory, point_id: str, launch: int) -> int:
+    """Mark that a unit is started now; how often it had been started before, for the column `attempt`.
+
+    Raises:
+        StoreError: the mark cannot be written.
+    """
+    path = run.attempts / f"{point_id}.{launch}"
+    try:
+        with path.open("ab") as marks:  # a byte is appended whole or not at all
+            marks.write(b"+")
+        return path.stat().st_size - 1
+    except OSError as error:
+        raise StoreError(
+            f"unit {point_id}.{launch} was not started: its mark in {run.attempts} cannot be written: {error.strerror}. "
+            f"All units stored before are safe. {_next_step(error)}, then `epcross run --resume {run.path}`"
+        ) from error
+
+
 def write_unit(run: RunDirectory, result: UnitResult) -> Path:
     """Store one unit as one file; writing the same result again does nothing.
 
@@ -57,12 +75,7 @@ def write_unit(run: RunDirectory, result: UnitResult) -> Path:
     path = run.units / f"{result.point_id}.{result.launch}.json"
     try:
         if path.exists():
-            if path.read_bytes() == data:
-                return path
-            raise StoreError(
-                f"{key} is already stored in {run.path} with another result; a unit is written once. "
-                "Start a new run to measure it again"
-            )
+            return _already_there(path, data, key)
         write_whole(path, data)
     except OSError as error:
         raise StoreError(
@@ -153,7 +166,7 @@ def _to_json(result: UnitResult) -> dict[str, Any]:
     return {
         "point_id": result.point_id,
         "launch": result.launch,
-        "records": [asdict(record) for record in result.records],
+        "records": [{name: getattr(record, name) for name in COLUMNS} for record in result.records],
         "samples": [
             {
                 "phase": samples.phase,
@@ -211,6 +224,20 @@ def _unit_problems(result: UnitResult) -> list[str]:
         if (phase, repeat) not in keys or count > 1:
             problems.append(f"{phase} repeat {repeat}: {count} sets of samples for {keys[phase, repeat]} records")
     return problems
+
+
+def _already_there(path: Path, data: bytes, key: str) -> Path:
+    present = path.read_bytes()
+    if present == data:
+        return path
+    try:
+        unseal(present)
+    except DamagedFile:
+        raise StoreError(f"{key}: {path} is there and damaged; a resume sets it aside and measures again") from None
+    raise StoreError(
+        f"{key} is already stored as {path} with another result; a unit is written once. "
+        "Start a new run to measure it again"
+    )
 
 
 def _next_step(error: OSError) -> str:

@@ -35,6 +35,7 @@ def bf16_to_float(bits: BF16Bits) -> Float32:
     return bits.view(ml_dtypes.bfloat16).astype(np.float32)
 
 
+@np.errstate(invalid="ignore", over="ignore")  # signalling NaNs and overflow to infinity are values like others
 def float_to_bf16(values: Float32) -> BF16Bits:
     """bf16 bits of fp32 values, rounded to nearest even; NaN stays NaN."""
     return values.astype(ml_dtypes.bfloat16).view(np.uint16)

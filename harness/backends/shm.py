@@ -150,10 +150,12 @@ class ShmBackend(Backend):
 
     def describe(self) -> Description:
         """The version is the hash of the C++ sources: they are what ran."""
-        protocol_bytes = [
-            self._metadata_bytes(sent) + self._own_bytes(sent, received)
-            for sent, received in zip(map(self._pairs, self._batches), self._received_rows, strict=True)
-        ]
+        protocol_bytes = []
+        for batch, received in zip(self._batches, self._received_rows, strict=True):
+            sent = self._sent(batch)
+            kept = int(sent[self._rank])  # rows that stay on this rank
+            metadata = int(sent.sum()) * self._metadata_bytes()
+            protocol_bytes.append(metadata + self._own_bytes(int(sent.sum()) - kept, max(received - kept, 0)))
         return Description(
             version=build.sources_hash(),
             transport="shared memory",
@@ -173,7 +175,7 @@ class ShmBackend(Backend):
 
     @abstractmethod
     def _own_bytes(self, sent: int, received: int) -> int:
-        """Flags and re-arming of one pair, for `sent` and `received` (token, rank) rows of this rank."""
+        """Flags and re-arming of one pair, for a number of rows sent to and received from other ranks."""
 
     @property
     def _ready(self) -> Exchange:
@@ -188,18 +190,18 @@ class ShmBackend(Backend):
         except ValueError as error:
             raise ConfigError(f"{self.name} cannot take set {set_index}: {error}") from error
 
-    def _pairs(self, batch: Batch) -> int:
-        """(token, destination rank) pairs of a batch."""
+    def _sent(self, batch: Batch) -> NDArray[np.int64]:
+        """Rows of a batch that go to each rank."""
         destination = np.where(batch.ids >= 0, self._slot_rank[batch.ids], self._ep_size)
         reached = np.zeros((len(batch.ids), self._ep_size + 1), bool)
         np.put_along_axis(reached, destination, True, axis=1)
-        return int(reached[:, : self._ep_size].sum())
+        return reached[:, : self._ep_size].sum(axis=0)
 
-    def _metadata_bytes(self, sent: int) -> int:
-        """Ids, weights, header and the padding of row and scales, of `sent` records."""
+    def _metadata_bytes(self) -> int:
+        """Ids, weights and header of a record, and the padding of its row and scales."""
         size = self._row_size
         padding = size.padded_bytes - size.row_bytes - size.scale_bytes
-        return sent * (self._layout.metadata_bytes + WORD_BYTES + padding)
+        return self._layout.metadata_bytes + WORD_BYTES + padding
 
     _layout: Layout
 
@@ -235,7 +237,7 @@ class ShmSentinel(ShmBackend):
     }
 
     def _own_bytes(self, sent: int, received: int) -> int:
-        counts = 2 * self._ep_size * WORD_BYTES  # sent, and armed again
+        counts = 2 * (self._ep_size - 1) * WORD_BYTES  # sent, and armed again
         partial_bytes = -(-self._outs[0].shape[1] // 4) * WORD_BYTES if self._outs else 0
         return counts + received * self._layout.record_words * WORD_BYTES + sent * partial_bytes
 

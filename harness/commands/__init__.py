@@ -1,15 +1,24 @@
 """One file per verb of the command line, each with `command`. Options that verbs share are here."""
 
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 WIDTH = 100
 """Columns of printed tables; a pipe has no width of its own."""
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, at most `WIDTH`."""
+    terminal = sys.stdout.isatty()
+    return Console(width=min(WIDTH, shutil.get_terminal_size().columns) if terminal else WIDTH, highlight=False)
 
 
 def overrides_argument(function: F) -> F:

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from epcross.harness.commands import WIDTH, config_dir_option, json_option
+from epcross.harness.commands import config_dir_option, console, json_option
 
 
 @click.command("backends")
@@ -24,7 +23,7 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(entries, indent=2))
         return
-    table = Table(width=WIDTH, show_lines=False)
+    table = Table(expand=True)
     table.add_column("backend", no_wrap=True)
     table.add_column("label")
     table.add_column("domains")
@@ -37,7 +36,7 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
             Text(", ".join(entry["domains"])),
             Text("yes", style="green") if reason is None else Text(f"no: {reason}", style="yellow"),
         )
-    Console(width=WIDTH).print(table)
+    console().print(table)
 
 
 def survey(config_dirs: tuple[Path, ...] = ()) -> list[dict]:

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from epcross.harness.commands import WIDTH, config_dir_option, json_option, overrides_argument
+from epcross.harness.commands import config_dir_option, console, json_option, overrides_argument
 
 if TYPE_CHECKING:
     from epcross.harness.estimate import Need
     from epcross.harness.plan import Plan
     from epcross.harness.point import Point
+
+MOST_REASONS = 20
+"""Lines of the table of impossible points."""
 
 
 @click.command("plan")
@@ -48,29 +50,29 @@ def command(overrides: tuple[str, ...], config_dirs: tuple[Path, ...], as_json: 
 
 
 def _print(plan: "Plan", need: tuple["Need", ...], free_bytes: int | None) -> None:
-    console = Console(width=WIDTH, highlight=False)
-    console.print(Text(f"{plan.sweep}: {plan.description}"))
+    out = console()
+    out.print(Text(f"{plan.sweep}: {plan.description}"))
     if plan.points:
-        console.print(_points_table(plan.points))
+        out.print(_points_table(plan.points))
     timing = plan.timing
-    console.print(
+    out.print(
         f"{len(plan.points)} points, {len(plan.impossible)} of them impossible; each possible one "
         f"{timing.launches} launches x {timing.seeds} seeds x {timing.chains} chains"
     )
     if plan.impossible:
-        console.print(_impossible_table(plan))
-    console.print(_jobs_table(plan, need))
-    console.print(f"Time in all about {duration(sum(job.time_s for job in need))}; results go to {plan.output_dir}")
+        out.print(_impossible_table(plan))
+    out.print(_jobs_table(plan, need))
+    out.print(f"Time in all about {duration(sum(job.time_s for job in need))}; results go to {plan.output_dir}")
     most = max((job.shm_bytes for job in need), default=0)
     if free_bytes is None:
-        console.print("/dev/shm is absent on this machine.")
+        out.print("/dev/shm is absent on this machine.")
     elif most > free_bytes:
-        console.print(
+        out.print(
             f"/dev/shm is too small: {size(most)} needed, {size(free_bytes)} free. Lower max_tokens_per_rank or "
             "ep_size, or enlarge it (docker run --shm-size, or mount -o remount,size=)."
         )
     else:
-        console.print(f"/dev/shm: {size(most)} needed at most, {size(free_bytes)} free.")
+        out.print(f"/dev/shm: {size(most)} needed at most, {size(free_bytes)} free.")
 
 
 def _points_table(points: tuple["Point", ...]) -> Table:
@@ -84,7 +86,7 @@ def _points_table(points: tuple["Point", ...]) -> Table:
     for (*columns, regime), words in tokens.items():
         lines.setdefault((*columns, shortened(dict.fromkeys(words))), []).append(regime)
 
-    table = Table(width=WIDTH)
+    table = Table(expand=True)
     for heading in ("backend", "EP", "model", "regime"):
         table.add_column(heading)
     if any(varied.values()):
@@ -139,7 +141,7 @@ def _facts(point: "Point") -> dict[str, object]:
 
 
 def _impossible_table(plan: "Plan") -> Table:
-    table = Table(width=WIDTH, title="Impossible", title_justify="left")
+    table = Table(expand=True, title="Impossible", title_justify="left")
     for heading in ("backend", "status", "points"):
         table.add_column(heading)
     table.add_column("reason", ratio=1)
@@ -147,13 +149,15 @@ def _impossible_table(plan: "Plan") -> Table:
     for item in plan.impossible:
         key = (item.point.backend, str(item.status), item.reason)
         groups[key] = groups.get(key, 0) + 1
-    for (backend, status, reason), count in groups.items():
+    for (backend, status, reason), count in list(groups.items())[:MOST_REASONS]:
         table.add_row(*map(Text, (backend, status, str(count), reason)))
+    if len(groups) > MOST_REASONS:
+        table.caption = f"and {len(groups) - MOST_REASONS} more reasons; --json has all"
     return table
 
 
 def _jobs_table(plan: "Plan", need: tuple["Need", ...]) -> Table:
-    table = Table(width=WIDTH, title="Jobs", title_justify="left")
+    table = Table(expand=True, title="Jobs", title_justify="left")
     table.add_column("EP")
     table.add_column("backends", ratio=1)
     for heading in ("points", "rows", "time", "memory per rank", "/dev/shm"):

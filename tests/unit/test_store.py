@@ -19,6 +19,7 @@ from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness import run_directory, sealed
 from epcross.harness.errors import StoreError
+from epcross.harness.parquet import rows_table, samples_table, write_tables
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Samples, UnitResult
 from epcross.harness.rows import failed_records
 from epcross.harness.store import (
@@ -37,6 +38,7 @@ from epcross.harness.store import (
     read_units,
     release,
     set_aside_damaged,
+    start_unit,
     write_floor,
     write_unit,
 )
@@ -68,7 +70,7 @@ def test_a_new_run_opens_with_what_it_was_given(run: RunDirectory):
     assert opened.run_id == run.path.name == opened.allocation_id
     stamp, clock, sweep, suffix = opened.run_id.split("-")
     assert (len(stamp), len(clock), sweep, len(suffix)) == (8, 6, "quickstart", 4)
-    assert files_of(run.path) == ["environment.json", "logs", "owner", "plan.json", "run.json", "units"]
+    assert files_of(run.path) == ["attempts", "environment.json", "logs", "owner", "plan.json", "run.json", "units"]
 
 
 def test_a_sweep_name_cannot_spoil_the_path(tmp_path: Path):
@@ -125,6 +127,12 @@ def test_a_torn_document_is_named(run: RunDirectory, name: str):
         file.write_bytes(torn)
         with pytest.raises(StoreError, match=rf"{name} is damaged.*start a new run"):
             open_run(run.path)
+
+
+def test_a_foreign_header_is_refused(run: RunDirectory):
+    (run.path / "run.json").write_bytes(sealed.seal({"schema_version": 1}))
+    with pytest.raises(StoreError, match=r"run\.json is not the header of a run"):
+        open_run(run.path)
 
 
 def test_a_missing_plan_is_named(run: RunDirectory):
@@ -262,6 +270,22 @@ def failing(number: int):
         raise OSError(number, os.strerror(number))
 
     return write
+
+
+def test_a_damaged_unit_is_not_written_over(run: RunDirectory):
+    path = write_unit(run, make_unit(make_point()))
+    path.write_bytes(b"{}")
+    with pytest.raises(StoreError, match="is there and damaged; a resume sets it aside"):
+        write_unit(run, make_unit(make_point()))
+    assert path.read_bytes() == b"{}"
+
+
+def test_starts_are_counted_across_processes_and_crashes(run: RunDirectory):
+    assert [start_unit(run, "abc", 0), start_unit(run, "abc", 0), start_unit(run, "abc", 1)] == [0, 1, 0]
+    assert start_unit(open_run(run.path), "abc", 0) == 2
+    run.attempts.rename(run.path / "elsewhere")
+    with pytest.raises(StoreError, match=r"unit abc\.0 was not started: .*No such file"):
+        start_unit(run, "abc", 0)
 
 
 @pytest.mark.parametrize(
@@ -454,15 +478,15 @@ def test_a_damaged_table_is_a_clear_error(run: RunDirectory, name: str):
         load(run.path / "absent.parquet")
 
 
-def test_a_million_samples_load_quickly(run: RunDirectory):
+def test_a_million_samples_load_quickly(tmp_path: Path):
     point = make_point()
     records = make_unit(point).records
     values = np.random.default_rng(0).random((4, 62_500)).tolist()
     samples = tuple(Samples(phase=r.phase, repeat=r.repeat, values_us=values) for r in records)
-    write_unit(run, UnitResult(point_id=point.point_id, launch=0, records=records, samples=samples))
-    _, file = compact(run)
+    unit = UnitResult(point_id=point.point_id, launch=0, records=records, samples=samples)
+    write_tables(tmp_path, rows_table(records), samples_table("run", [unit]))
     start = time.perf_counter()
-    frame = load_samples(file)
+    frame = load_samples(tmp_path)
     elapsed_s = time.perf_counter() - start
     assert len(frame) == 1_000_000
     assert frame["value_us"].iloc[62_500 * 4 + 1] == values[0][1]

@@ -234,10 +234,12 @@ void declare(py::module_& module, const char* name) {
         .def_property_readonly("epoch", &B::epoch);
 }
 
-/// Flag `line` of a mapping; each side writes a line of its own workspace... or of the peer's, as the caller likes.
-Word* line_of(const py::buffer_info& mapping, std::size_t line) {
-    if ((line + 1) * kLineBytes > static_cast<std::size_t>(mapping.size)) throw std::invalid_argument("line outside");
-    return reinterpret_cast<Word*>(static_cast<Byte*>(mapping.ptr) + line * kLineBytes);
+/// The word at the start of a buffer.
+Word* word_of(const py::buffer_info& buffer) {
+    if (buffer.size * buffer.itemsize < static_cast<py::ssize_t>(sizeof(Word))) {
+        throw std::invalid_argument("a flag takes 8 bytes");
+    }
+    return static_cast<Word*>(buffer.ptr);
 }
 
 }  // namespace
@@ -263,8 +265,8 @@ PYBIND11_MODULE(_epcross_shm, module) {
         [](const py::buffer& mine, const py::buffer& theirs, bool first, std::uint32_t rounds, std::uint32_t rank,
            std::uint32_t peer, double wait_limit_s, bool share_cores) {
             const auto mine_info = mine.request(true), theirs_info = theirs.request(true);
-            Word* const own = line_of(mine_info, 0);
-            const Word* const other = line_of(theirs_info, 0);
+            Word* const own = word_of(mine_info);
+            const Word* const other = word_of(theirs_info);
             Patience patience{.limit_s = wait_limit_s};
             if (share_cores) patience.spins_before_yield = 16;
             py::gil_scoped_release release;

@@ -1,12 +1,13 @@
 // Sentinel: the data is the flag. Every landing word is armed with a value that no sent word has.
 //
-// All landing words are relaxed atomics of 64 bits, the unit that a CPU stores whole. Between a word's arrival and its
-// use stands nothing; the two fences below order *re-arming*, not data.
+// Between a word's arrival and its use stands nothing; the two fences below order *re-arming*, not data. Rows that a
+// rank sends to itself take none of this: program order is enough.
 #pragma once
 
 #include <array>
 
 #include "exchange.hpp"
+#include "words.hpp"
 
 namespace epcross {
 
@@ -24,8 +25,10 @@ class Sentinel : public Exchange {
     Sentinel(Workspaces workspaces, std::vector<std::int32_t> slot_rank, Patience patience)
         : Exchange(std::move(workspaces), std::move(slot_rank), patience),
           payload_words_(ws_.layout.header_at / sizeof(Word)),
+          partial_words_((ws_.shape.hidden + kValuesPerWord - 1) / kValuesPerWord),
           meta_(ws_.shape.top_k),
-          partials_(std::size_t{ws_.shape.ep_size} * ws_.shape.capacity * ws_.layout.partial_bytes) {}
+          partials_(std::size_t{ws_.shape.ep_size} * ws_.shape.capacity * ws_.layout.partial_bytes),
+          last_sent_(ws_.shape.ep_size) {}
 
     /// Arm the own workspace for rounds `first_epoch`, +1, ... Before any peer may write to it.
     void start(std::uint32_t first_epoch) {
@@ -40,26 +43,32 @@ class Sentinel : public Exchange {
     }
 
     void dispatch(const Batch& batch) {
-        // What was combined last round is re-armed in this one; its routing is about to be replaced.
-        rearm_slots_.clear();
-        for (std::uint32_t from = 0; from < ep_size(); ++from) rearm_slots_.push_back(sent_.count(from));
+        for (std::uint32_t to = 0; to < ep_size(); ++to) last_sent_[to] = sent_.count(to);
         begin_round(batch);
         const int set = parity();
         // Release: all re-arming of the last round before any store of this one (hazard: a peer that has our new count
         // writes to a set that we still re-arm, and its word is lost). Pairs with the acquire fence below.
         std::atomic_thread_fence(std::memory_order_release);
-        for (std::uint32_t i = 0; i < ep_size(); ++i) {
+        for (std::uint32_t i = 0; i + 1 < ep_size(); ++i) {
             store_relaxed(ws_.line(peer(i), ws_.layout.counts[set], rank()), sent_.count(peer(i)));
         }
         for (std::uint32_t token = 0; token < batch.tokens; ++token) {
             for (std::uint32_t i = 0; i < ep_size(); ++i) {
                 const std::int32_t slot = sent_.slot(token, peer(i));
-                if (slot != Routing::kNone) push_record(batch, token, set, peer(i), static_cast<std::size_t>(slot));
+                if (slot == Routing::kNone) continue;
+                if (peer(i) == rank()) {
+                    write_record(bytes(record_at(set, rank(), rank(), static_cast<std::size_t>(slot))), batch, token,
+                                 std::memcpy);
+                } else {
+                    push_record(batch, token, set, peer(i), static_cast<std::size_t>(slot));
+                }
             }
         }
-        rearm_partials(set ^ 1);  // while rows are on their way; used again in the next round but not in this one
+        rearm_partials(set ^ 1);  // while rows are on their way: used again in the next round, but not in this one
         escaped_.clear();
-        for (std::uint32_t source = 0; source < ep_size(); ++source) {
+        received_[rank()] = sent_.count(rank());
+        for (std::uint32_t i = 0; i + 1 < ep_size(); ++i) {
+            const std::uint32_t source = peer(i);
             const Waiting who = waiting(source, "dispatch");
             received_[source] = static_cast<std::uint32_t>(await(ws_.line(rank(), ws_.layout.counts[set], source), who));
             for (std::uint32_t slot = 0; slot < received_[source]; ++slot) await_record(set, source, slot, who);
@@ -78,16 +87,16 @@ class Sentinel : public Exchange {
     /// `staged` [rows(), partial_bytes] -> private partials, from where combine pushes.
     void experts(const Byte* staged) {
         const int set = parity();
-        Byte* partial = partials_.data() - ws_.layout.partial_bytes;
+        std::size_t n = 0;
         run_experts(
             staged, [&](auto source, auto slot) { return bytes(record_at(set, rank(), source, slot)); }, touch_words,
-            [&](auto, auto) { return partial += ws_.layout.partial_bytes; });
+            [&](auto, auto) { return own_partial(n++); });
     }
 
     /// Sums of the own tokens -> `out` [tokens, hidden].
     void combine(std::uint16_t* out) {
         const int set = parity();
-        push_partials(set);
+        const std::size_t first_own = push_partials(set);
         rearm_records(set);  // the rows were read; the partials of peers are on their way meanwhile
         const std::size_t hidden = ws_.shape.hidden;
         for (std::uint32_t token = 0; token < sent_.tokens(); ++token, out += hidden) {
@@ -96,8 +105,10 @@ class Sentinel : public Exchange {
                 for (std::uint32_t from = 0; from < ep_size(); ++from) {
                     const std::int32_t slot = sent_.slot(token, from);
                     if (slot == Routing::kNone) continue;
-                    const Word* partial = partial_at(set, rank(), from, static_cast<std::size_t>(slot));
-                    sum.add(await_tile(partial + first / kValuesPerWord, values, waiting(from, "combine")));
+                    const auto at = static_cast<std::size_t>(slot);
+                    sum.add(from == rank() ? values_of(own_partial(first_own + at)) + first
+                                           : await_tile(partial_at(set, rank(), from, at) + first / kValuesPerWord,
+                                                        values, waiting(from, "combine")));
                 }
                 sum.round_to(out + first);
             });
@@ -106,12 +117,20 @@ class Sentinel : public Exchange {
 
   private:
     static constexpr std::size_t kValuesPerWord = sizeof(Word) / sizeof(std::uint16_t);
+    /// Words looked at together: the last of them first. Less, and the reader takes lines away from the writer
+    /// that still fills them; more, and it starts later.
+    static constexpr std::size_t kChunkWords = 128;
 
     /// Two landing sets: a peer may send the next round while this rank still reads the last. The epoch's last bit
     /// alternates through a wrap too.
     int parity() const { return static_cast<int>(epoch() & 1u); }
 
     // --- sending
+
+    struct Part {
+        const Byte* from;
+        std::size_t words;
+    };
 
     /// Send one token's record; words equal to the sentinel are replaced, and listed in the bitmap.
     void push_record(const Batch& batch, std::uint32_t token, int set, std::uint32_t to, std::size_t slot) {
@@ -123,56 +142,42 @@ class Sentinel : public Exchange {
         const std::array<Part, 3> parts{{{batch.rows + token * at.row_bytes(), at.row_bytes() / sizeof(Word)},
                                          {batch.scales + token * at.scale_bytes(), at.scale_bytes() / sizeof(Word)},
                                          {bytes(meta_.data()), top_k}}};
-        Word* const record = record_at(set, to, rank(), slot);
-        Word* word = record;
+        Word* word = record_at(set, to, rank(), slot);
         bool escaped = false;
         for (const Part& part : parts) {
-            escaped |= push_words(word, part.from, part.words, kStandIn);
+            escaped |= send_words(word, part.from, part.words, kArmed, kStandIn);
             word += part.words;
         }
         if (escaped) [[unlikely]] push_escapes(parts, escapes_at(set, to, rank(), slot));
         store_relaxed(word, Word{escaped} << 32 | token);
     }
 
-    struct Part {
-        const Byte* from;
-        std::size_t words;
-    };
-
-    void push_escapes(const std::array<Part, 3>& parts, Word* bitmap) const {
+    static void push_escapes(const std::array<Part, 3>& parts, Word* bitmap) {
         std::size_t at = 0;
         Word bits = 0;
         for (const Part& part : parts) {
             for (std::size_t i = 0; i < part.words; ++i) {
-                bits |= Word{word_of(part.from, i) == kArmed} << at % kEscapeBits;
+                bits |= Word{word_at(part.from + i * sizeof(Word)) == kArmed} << at % kEscapeBits;
                 if (++at % kEscapeBits == 0) store_relaxed(bitmap++, std::exchange(bits, 0));
             }
         }
         if (at % kEscapeBits) store_relaxed(bitmap, bits);
     }
 
-    void push_partials(int set) const {
-        const std::size_t words = (ws_.shape.hidden + kValuesPerWord - 1) / kValuesPerWord;
-        const Byte* partial = partials_.data();
+    /// Returns the number of the first partial that stays here.
+    std::size_t push_partials(int set) {
+        std::size_t n = 0, first_own = 0;
         for (std::uint32_t source = 0; source < ep_size(); ++source) {
-            for (std::uint32_t slot = 0; slot < received_[source]; ++slot, partial += ws_.layout.partial_bytes) {
-                push_words(partial_at(set, source, rank(), slot), partial, words, kOtherNans);
+            if (source == rank()) {
+                first_own = n;
+                n += received_[source];
+                continue;
+            }
+            for (std::uint32_t slot = 0; slot < received_[source]; ++slot) {
+                send_words(partial_at(set, source, rank(), slot), own_partial(n++), partial_words_, kArmed, kOtherNans);
             }
         }
-    }
-
-    /// Store `words` words, `instead` where one equals the sentinel. Returns whether one did.
-    static bool push_words(Word* to, const Byte* from, std::size_t words, Word instead) {
-        bool replaced = false;
-        for (std::size_t i = 0; i < words; ++i) {
-            Word word = word_of(from, i);
-            if (word == kArmed) [[unlikely]] {
-                replaced = true;
-                word = instead;
-            }
-            store_relaxed(to + i, word);
-        }
-        return replaced;
+        return first_own;
     }
 
     // --- receiving
@@ -185,11 +190,32 @@ class Sentinel : public Exchange {
         return seen;
     }
 
+    /// Wait for every one of `count` words from an aligned place on, and hand each block and each last word on.
+    template <typename TakeBlock, typename TakeWord>
+    void await_words(const Word* from, std::size_t count, const Waiting& who, TakeBlock&& take_block,
+                     TakeWord&& take_word) const {
+        const Block armed = block_of(kArmed);
+        for (std::size_t i = 0; i < count;) {
+            const std::size_t end = std::min(count, i + kChunkWords);
+            await(from + end - 1, who);
+            for (; i + kBlockWords <= end; i += kBlockWords) {
+                Block block = load_block(from + i);
+                if (any_equal(block, armed)) [[unlikely]] {
+                    for (std::size_t j = i; j < i + kBlockWords; ++j) await(from + j, who);
+                    block = load_block(from + i);  // a word once seen stays until we re-arm it
+                }
+                take_block(i, block);
+            }
+            for (; i < end; ++i) take_word(i, await(from + i, who));
+        }
+    }
+
     void await_record(int set, std::uint32_t source, std::uint32_t slot, const Waiting& who) {
         Word* record = record_at(set, rank(), source, slot);
-        const Word header = await(record + payload_words_, who);  // sent last: the others are mostly there
-        for (std::size_t i = 0; i < payload_words_; ++i) await(record + i, who);
-        if (header >> 32) [[unlikely]] restore(record, escapes_at(set, rank(), source, slot), who);
+        await_words(record, payload_words_ + 1, who, [](auto, auto) {}, [](auto, auto) {});
+        if (load_relaxed(record + payload_words_) >> 32) [[unlikely]] {
+            restore(record, escapes_at(set, rank(), source, slot), who);
+        }
     }
 
     /// Put the sentinel's value back where it was payload, and re-arm the bitmap with the record later.
@@ -202,22 +228,23 @@ class Sentinel : public Exchange {
         escaped_.push_back(bitmap);
     }
 
-    /// The words of one tile, each awaited, in a buffer of our own: the sum runs on plain values.
+    /// One tile of a partial, awaited, in a buffer of our own: the sum runs on plain values.
     const std::uint16_t* await_tile(const Word* from, std::size_t values, const Waiting& who) {
-        const std::size_t words = (values + kValuesPerWord - 1) / kValuesPerWord;
-        for (std::size_t i = 0; i < words; ++i) tile_[i] = await(from + i, who);
+        await_words(
+            from, (values + kValuesPerWord - 1) / kValuesPerWord, who,
+            [&](std::size_t i, Block block) { std::memcpy(tile_ + i, &block, sizeof block); },
+            [&](std::size_t i, Word word) { tile_[i] = word; });
         return reinterpret_cast<const std::uint16_t*>(tile_);
     }
 
     // --- re-arming: own landing words only, after they were used
 
-    static void arm(Word* words, std::size_t count) {
-        for (std::size_t i = 0; i < count; ++i) store_relaxed(words + i, kArmed);
-    }
+    static void arm(Word* words, std::size_t count) { fill_words(words, count, kArmed); }
 
     /// The landing set of this round. Its senders use it again after our next dispatch, whose release fence follows.
     void rearm_records(int set) {
-        for (std::uint32_t source = 0; source < ep_size(); ++source) {
+        for (std::uint32_t i = 0; i + 1 < ep_size(); ++i) {
+            const std::uint32_t source = peer(i);
             store_relaxed(ws_.line(rank(), ws_.layout.counts[set], source), kArmed);
             for (std::uint32_t slot = 0; slot < received_[source]; ++slot) {
                 arm(record_at(set, rank(), source, slot), payload_words_ + 1);
@@ -228,10 +255,9 @@ class Sentinel : public Exchange {
 
     /// The combine set of the last round. Ranks push to it again after our next dispatch.
     void rearm_partials(int set) const {
-        const std::size_t words = (ws_.shape.hidden + kValuesPerWord - 1) / kValuesPerWord;
-        for (std::uint32_t from = 0; from < ep_size(); ++from) {
-            for (std::uint32_t slot = 0; slot < rearm_slots_[from]; ++slot) {
-                arm(partial_at(set, rank(), from, slot), words);
+        for (std::uint32_t i = 0; i + 1 < ep_size(); ++i) {
+            for (std::uint32_t slot = 0; slot < last_sent_[peer(i)]; ++slot) {
+                arm(partial_at(set, rank(), peer(i), slot), partial_words_);
             }
         }
     }
@@ -248,34 +274,19 @@ class Sentinel : public Exchange {
     Word* partial_at(int set, std::uint32_t owner, std::uint32_t from, std::size_t slot) const {
         return words(ws_.item(owner, ws_.layout.partials[set], ws_.layout.partial_bytes, from, slot));
     }
+    /// The n-th received row's partial, private.
+    Byte* own_partial(std::size_t n) { return partials_.data() + n * ws_.layout.partial_bytes; }
 
     static Word* words(Byte* at) { return reinterpret_cast<Word*>(at); }
     static Byte* bytes(Word* at) { return reinterpret_cast<Byte*>(at); }
-    static Word word_of(const Byte* from, std::size_t i) {
-        Word word;
-        std::memcpy(&word, from + i * sizeof(Word), sizeof word);
-        return word;
-    }
-    /// Landing words are atomics for every reader; a plain read of them would be a data race in C++.
-    static void copy_words(void* to, const Byte* from, std::size_t size) {
-        for (std::size_t at = 0; at < size; at += sizeof(Word)) {
-            const Word word = load_relaxed(reinterpret_cast<const Word*>(from + at));
-            std::memcpy(static_cast<Byte*>(to) + at, &word, sizeof word);
-        }
-    }
-    static unsigned touch_words(const Byte* row, std::size_t size) {
-        unsigned sum = 0;
-        for (std::size_t at = 0; at < size; at += kLineBytes) {
-            sum += static_cast<unsigned>(load_relaxed(reinterpret_cast<const Word*>(row + at)));
-        }
-        return sum;
-    }
+    static const std::uint16_t* values_of(const Byte* at) { return reinterpret_cast<const std::uint16_t*>(at); }
 
     std::size_t payload_words_;  // of a record, without its header
+    std::size_t partial_words_;  // of a combine row
     std::vector<Word> meta_;     // ids and weights of the token being sent
     std::vector<Byte> partials_;
-    std::vector<std::uint32_t> rearm_slots_;  // partials that the last combine used, by rank
-    std::vector<Word*> escaped_;              // bitmaps used in this round
+    std::vector<std::uint32_t> last_sent_;  // partials that the last combine used, by rank
+    std::vector<Word*> escaped_;            // bitmaps used in this round
     alignas(64) Word tile_[kTile / kValuesPerWord];
 };
 

@@ -1,0 +1,116 @@
+"""`epcross run`: measure a sweep, or go on with a run that was interrupted."""
+
+import json
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from epcross.harness.commands import WIDTH, config_dir_option, json_option, overrides_argument
+
+if TYPE_CHECKING:
+    from epcross.harness.launch import JobEnd
+    from epcross.harness.session import Session
+
+INTERRUPTED = 130
+
+
+@click.command("run")
+@overrides_argument
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    help="Go on with this run: its own plan, without the units that are stored.",
+)
+@click.option("--fail-fast", is_flag=True, help="End at the first row that is not as it should be.")
+@config_dir_option
+@json_option
+def command(
+    overrides: tuple[str, ...], resume: Path | None, fail_fast: bool, config_dirs: tuple[Path, ...], as_json: bool
+) -> int:
+    """Measure every point of a sweep: verify, time and verify again, on every rank. Ends with a table and the path of
+    the run; the exit code is 0 only if every row is as it should be. Ctrl-C ends all ranks and keeps what is stored.
+
+    \b
+    Example: epcross run sweep=quickstart
+    """
+    from epcross.harness import session as sessions
+    from epcross.harness.display import Display
+    from epcross.harness.errors import ConfigError
+    from epcross.harness.plan import build
+    from epcross.harness.progress import ProgressReader
+
+    if resume and (overrides or config_dirs):
+        raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
+    session = sessions.resume(resume) if resume else sessions.start(build(overrides, config_dirs))
+    session.fail_fast = fail_fast
+    session.stop_asked = _Stop().asked
+    reader = ProgressReader(session.run.path)
+    reader.skip_to_end()
+    errors = Console(stderr=True, highlight=False)
+    errors.print(f"run {session.run.path}", soft_wrap=True)
+    with Display(reader, errors) as display:
+        session.tick = display.update
+        end = session.execute()
+        display.update()
+    return _finish(session, end, as_json)
+
+
+def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
+    from epcross.harness.launch import End
+    from epcross.harness.recorder import FINE
+    from epcross.harness.store import read_units
+    from epcross.harness.table import run_table
+
+    path = session.run.path
+    units, problems = read_units(session.run)
+    rows = [record for unit in units for record in unit.records]
+    statuses = Counter(row.status for row in rows)
+    planned = len(session.plan.points) * session.plan.timing.launches
+    console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
+    console.print(run_table(rows))
+    words = ", ".join(f"{count} {status}" for status, count in statuses.items()) or "no rows"
+    console.print(f"{len(units)} of {planned} units: {words}", soft_wrap=True)
+    for problem in problems:
+        console.print(str(problem), soft_wrap=True, markup=False)
+    if end.end is not End.DONE:
+        console.print(f"The run is not complete: {end.reason}", soft_wrap=True, markup=False)
+        console.print(f"Go on with: epcross run --resume {path}", soft_wrap=True, markup=False)
+    console.print(str(path), soft_wrap=True, markup=False)
+    if as_json:
+        summary = {
+            "run_id": session.run.run_id,
+            "path": str(path),
+            "end": end.end,
+            "reason": end.reason or None,
+            "units": len(units),
+            "planned_units": planned,
+            "statuses": dict(statuses),
+        }
+        click.echo(json.dumps(summary))
+    if end.end is End.CANCELLED:
+        return INTERRUPTED
+    fine = end.end is End.DONE and not problems and set(statuses) <= FINE
+    return 0 if fine else 1
+
+
+class _Stop:
+    """Turns the first signal into a request to end in good order; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._note)
+
+    def asked(self) -> str | None:
+        return self._reason
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self._reason is not None:
+            raise KeyboardInterrupt
+        self._reason = f"cancelled by {signal.Signals(number).name}"

@@ -1,0 +1,73 @@
+"""`epcross status`: how far a run is, from its files alone."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from epcross.harness.commands import WIDTH, json_option
+
+SHOWN_FAILURES = 5
+
+
+@click.command("status")
+@click.argument("run", type=click.Path(path_type=Path))
+@json_option
+def command(run: Path, as_json: bool) -> None:
+    """Show whether a run is running, interrupted or finished, its rows by status, and its last failures. Reads files
+    only, so it works while the run goes on and on any machine that sees them.
+
+    \b
+    Example: epcross status results/runs/20260131-120000-quickstart-1a2b
+    """
+    from epcross.harness.display import failure_line, progress_line
+    from epcross.harness.plan import Plan
+    from epcross.harness.progress import Pace, ProgressReader
+    from epcross.harness.store import missing_rows, open_run, owner_of, read_units
+    from epcross.harness.table import status_table
+
+    directory = open_run(run)
+    plan = Plan.from_json(directory.plan)
+    units, problems = read_units(directory)
+    rows = [record for unit in units for record in unit.records]
+    pace = Pace()
+    notes = ProgressReader(run).read()
+    for note in notes:
+        pace.take(note)
+    owner = owner_of(run)
+    missing = missing_rows(units, plan.points, plan.timing)
+    state = "running" if owner else "interrupted" if missing else "finished"
+    planned = len(plan.points) * plan.timing.launches
+    if as_json:
+        statuses: dict[str, int] = {}
+        for row in rows:
+            statuses[row.status] = statuses.get(row.status, 0) + 1
+        document: dict[str, Any] = {
+            "run_id": directory.run_id,
+            "state": state,
+            "owner": owner,
+            "units": len(units),
+            "planned_units": planned,
+            "missing_rows": len(missing),
+            "statuses": statuses,
+            "eta_s": pace.eta_s if owner else None,
+            "problems": [str(problem) for problem in problems],
+            "failures": pace.failures[-SHOWN_FAILURES:],
+        }
+        click.echo(json.dumps(document))
+        return
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    console.print(f"{directory.run_id}: {state}" + (f" by {owner}" if owner else ""), soft_wrap=True, markup=False)
+    if owner:
+        console.print(progress_line(pace), soft_wrap=True, markup=False)
+    console.print(status_table(rows, planned_units=planned, done_units=len(units), problems=problems))
+    for note in pace.failures[-SHOWN_FAILURES:]:
+        console.print(failure_line(note), soft_wrap=True, markup=False)
+    if state == "interrupted":
+        last = next((note for note in reversed(notes) if note["event"] in ("end", "session")), None)
+        if last and last["event"] == "end" and last["reason"]:
+            console.print(f"It ended early: {last['reason']}", soft_wrap=True, markup=False)
+        console.print(f"Go on with: epcross run --resume {run}", soft_wrap=True, markup=False)

@@ -1,0 +1,211 @@
+"""Configuration: every file composes, words mean what Hydra's grammar says, and all problems come at once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
+
+import epcross
+from epcross.harness.config import resolve
+from epcross.harness.errors import ConfigError
+from epcross.harness.library import PACKAGE_CONF, SCHEMAS, Library
+
+OWN = [(group, name) for group in SCHEMAS for name in Library().names(group)]
+
+
+@pytest.mark.parametrize(("group", "name"), OWN)
+def test_every_group_file_composes_to_its_dataclass(group: str, name: str):
+    library = Library()
+    problems: list[str] = []
+    library.load([(group, name)], problems)
+    assert problems == []
+    assert isinstance(library.get(group, name), SCHEMAS[group])
+
+
+def test_the_groups_of_the_design_exist():
+    for group in ("cluster", "device", "launcher", "model", "placement", "routing", "timing", "sweep"):
+        assert Library().names(group), group
+
+
+def test_words_choose_and_change():
+    config = resolve(["sweep=floor", "timing=headline", "timing.launches=7", "output_dir='a,b=c'"])
+    assert config.timing.launches == 7
+    assert config.timing.chains == 10
+    assert config.output_dir == "a,b=c"
+
+
+def test_a_sweep_chooses_its_timing_and_the_command_line_has_the_last_word():
+    assert resolve(["sweep=floor"]).timing.launches == 3
+    assert resolve(["sweep=floor", "timing=default"]).timing.launches == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("tokens_per_rank=4", [4]),
+        ("tokens_per_rank=1,8,32", [1, 8, 32]),
+        ("tokens_per_rank=range(1,4)", [1, 2, 3]),
+        ("tokens_per_rank=choice(5,3)", [5, 3]),
+        ("+tokens_per_rank=4", [4]),
+        ("++tokens_per_rank=4", [4]),
+    ],
+)
+def test_grammar_of_an_axis(word: str, expected: list[int]):
+    plan = plan_of("sweep=crossover", "backend=plain", "regime=steady", word)
+    assert [point.tokens_per_rank for point in plan.points] == expected
+
+
+def test_a_list_is_one_value_and_glob_selects_options():
+    plan = plan_of("sweep=crossover", "regime=steady", "backend=glob([p*,sm*])", "tokens_per_rank=[3,1],[0,2]")
+    assert [(point.backend, point.tokens) for point in plan.points] == [
+        ("plain", (3, 1)),
+        ("plain", (0, 2)),
+        ("small", (3, 1)),
+        ("small", (0, 2)),
+    ]
+
+
+def test_all_problems_at_once_with_suggestions():
+    problems = problems_of(
+        "sweep=quikstart", "model=tinny", "regime=stead", "token_per_rank=1", "timing.lanches=3", "timing=quik"
+    )
+    assert len(problems) == 6
+    text = "\n".join(problems)
+    for suggestion in ("quickstart", "tiny", "steady", "tokens_per_rank", "launches", "quick"):
+        assert f"did you mean '{suggestion}'?" in text
+    assert "Allowed: crossover, floor, quickstart, smoke" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ('tokens_per_rank="1,2"', "several values are a list, [1, 2], or unquoted on the command line"),
+        ("tokens_per_rank='8'", "leave out the quotes"),
+        ("tokens_per_rank=1.5", "is 1.5, but must be an integer or a list"),
+        ("tokens_per_rank=true", "is True, but must be an integer or a list"),
+        ("ep_size=null", "is None, but must be an integer"),
+        ("backend=off", "unknown backend 'off'"),
+        ("backend=none", "unknown backend 'none'"),
+        ("backend=", "unknown backend ''"),
+        ("model=[tiny,tiny_odd]", "but must be text"),
+        ("routing.path=/a=b", "quote a value"),
+        ("~model", "~ and @ have no use here"),
+        ("model@other=tiny", "~ and @ have no use here"),
+        ("tokens_per_rank", "write key=value"),
+        ("tokens_per_rank=shuffle(1,2)", "stable order"),
+        ("tokens_per_rank=interval(1,2)", "range(start,stop,step)"),
+        ("backend=glob(zz*)", "selects nothing"),
+        ("ep_size=glob(2*)", "selects options of"),
+        ("sweep=floor,smoke", "takes one name for the whole sweep"),
+        ("timing.launches=1,2", "give one value"),
+        ("timing.launches=x", "launches is 'x', but must be an integer"),
+        ("timing.launches=0", "timing.launches=0 must be at least 1"),
+        ("timing.max_pairs=1", "timing.max_pairs=1 is below min_pairs"),
+        ("timing.wall_limit_s=0", "must be above 0"),
+        ("output_dir=3", "takes one path"),
+        ("model.hidden=big", "must be an integer"),
+        ("routing.kind=zip", "did you mean 'zipf'?"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_a_hint(word: str, says: str):
+    words = ["sweep=crossover", word] + (["backend=plain"] if not word.startswith("backend") else [])
+    if word.startswith("sweep"):
+        words.remove("sweep=crossover")
+    assert says in "\n".join(problems_of(*words))
+
+
+def test_a_key_given_twice_is_refused():
+    assert "given twice" in the_problem("backend=plain", "ep_size=2", "ep_size=4")
+
+
+def test_a_quoted_path_may_hold_anything(tmp_path: Path):
+    folder = tmp_path / "a,b=c (1) 'd'"
+    config_dir = sweep_file(folder, "description: x\ngrid: {backend: plain, model: tiny}\n")
+    assert plan_of("sweep=mine", more=(config_dir,)).points[0].model.name == "tiny"
+    trace = tmp_path / "t,1=2.npz"
+    np.savez(trace, ids=np.array([[1, 0]]))
+    point = plan_of("sweep=mine", "routing=trace", f"routing.path='{trace}'", more=(config_dir,)).points[0]
+    assert point.routing.path == str(trace)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("grid: {backend: plain}", "description is missing"),
+        ("description: x\ngird: {backend: plain}", "did you mean 'grid'?"),
+        ("description: x\ntiming: quik\ngrid: {backend: plain}", "did you mean 'quick'?"),
+        ("description: x\ngrid: {backend: plain, tokens_per_ranks: 1}", "did you mean 'tokens_per_rank'?"),
+        ("description: x\ngrid: {backend: off}", "put a name in quotes"),
+        ('description: x\ngrid: {backend: plain, tokens_per_rank: "1,2"}', "several values are a list"),
+        ("description: x\ngrid: {backend: plain, tokens_per_rank: []}", "tokens_per_rank has no values"),
+        ("description: x\ngrid: {backend: [plain, plane]}", "did you mean 'plain'?"),
+        ("description: x\nzip: [{backend: [plain, other], ep_size: [2]}]", "must have one length"),
+        ("description: x\ngrid: {ep_size: 2}\nzip: [{ep_size: [2], backend: [plain]}]", "named twice"),
+        ("description: x\ngrid: {backend: plain}\nexclude: [{bakend: plain}]", "unknown factor 'bakend'"),
+        ("description: x\ngrid: {backend: plain}\nexclude: [{backend: plian}]", "did you mean 'plain'?"),
+        ("description: x\ngrid: {backend: plain}\nexclude: [{ep_size: 2}]", "no points"),
+        ("description: x\ngrid: {ep_size: 2}", "no backend is named"),
+        ("description: x\ngrid: 3", "must be a mapping"),
+        ("description: [x", "cannot be composed"),
+        ("description: ???\ngrid: {backend: plain}", "cannot be composed"),
+        ("- a\n- b", "must be a mapping with description"),
+    ],
+)
+def test_a_wrong_sweep_file_is_refused_with_a_hint(tmp_path: Path, text: str, says: str):
+    assert says in "\n".join(problems_of("sweep=mine", more=(sweep_file(tmp_path, text),)))
+
+
+def test_a_faulty_option_does_not_hide_another(tmp_path: Path):
+    folder = sweep_file(tmp_path, "description: x\ngrid: {backend: plain, model: [bad_type, bad_yaml, bad_name]}\n")
+    (folder / "model").mkdir()
+    shape = "num_experts: 8\ntop_k: 2\nhidden: 64\nintermediate: 32\n"
+    (folder / "model" / "bad_type.yaml").write_text(shape.replace("64", "wide"))
+    (folder / "model" / "bad_yaml.yaml").write_text("num_experts: [8\n")
+    (folder / "model" / "bad_name.yaml").write_text(f"name: other\n{shape}")
+    text = "\n".join(problems_of("sweep=mine", more=(folder,)))
+    assert "hidden is 'wide', but must be an integer" in text
+    assert "bad_yaml" in text
+    assert "name is 'other', but the file is called 'bad_name'" in text
+
+
+def test_names_exist_once_and_folders_have_groups(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tiny.yaml").write_text("name: tiny\n")
+    assert "model 'tiny' exists twice" in the_problem("backend=plain", more=(tmp_path,))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ConfigError, match="has none of the group folders"):
+        Library([empty])
+
+
+def test_a_user_folder_adds_options_that_inherit_from_ours(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "wider.yaml").write_text("defaults: [tiny, _self_]\nname: wider\nhidden: 256\n")
+    plan = plan_of("sweep=smoke", "backend=plain", "model=wider", more=(tmp_path,))
+    assert {(p.model.name, p.model.hidden, p.model.num_experts) for p in plan.points} == {("wider", 256, 8)}
+
+
+def test_it_works_from_any_directory(tmp_path: Path):
+    code = "from epcross.harness.config import resolve; print(resolve(['sweep=floor']).sweep)"
+    root = str(Path(epcross.__file__).parent.parent)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("floor\n", "")
+    assert PACKAGE_CONF.is_absolute()
+
+
+def test_hydra_is_left_as_it_was_found():
+    from hydra.core.global_hydra import GlobalHydra
+
+    resolve(["sweep=floor"], [FIXTURES])
+    assert not GlobalHydra.instance().is_initialized()
