@@ -1,4 +1,5 @@
 import hashlib
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -92,9 +93,11 @@ def test_an_empty_or_truncated_trace_is_an_input_error(trace, tmp_path, suffix):
 
 def test_a_header_that_asks_for_too_much_memory_is_refused(tmp_path):
     path = tmp_path / "huge.npz"
-    np.savez(path, ids=GOOD)
-    path.write_bytes(path.read_bytes().replace(b"(5, 2)", b"(9**9)"))
-    with pytest.raises(InputError):
+    plain = tmp_path / "ids.npy"
+    np.save(plain, GOOD)
+    with zipfile.ZipFile(path, "w") as archive:  # its checksum is right, its header is not
+        archive.writestr("ids.npy", plain.read_bytes().replace(b"(5, 2), }      ", b"(5, 2999999), }"))
+    with pytest.raises(InputError, match=r"array ids of int64 \(5, 2999999\) does not fit its 208 bytes"):
         read_trace(str(path), "", 4, 2)
 
 

@@ -99,6 +99,11 @@ def edited(received, name, place, value):
         (lambda r: edited(r, "ids", 0, np.roll(r.ids[0], 1)), "wrong ids of a row (source 0"),
         (lambda r: edited(r, "weights", 0, r.weights[0] * 2), "wrong weights of a row (source 0"),
         (lambda r: edited(r, "token", 0, 99), "a row that was not sent here (source 0, token 99); 1 of"),
+        # the token after the last of rank 0 must not pass for the first of rank 1
+        (
+            lambda r: edited(edited(r, "source", 5, 0), "token", 5, 6),
+            "a row that was not sent here (source 0, token 6)",
+        ),
         (lambda r: edited(r, "source", 0, -1), "a row that was not sent here (source -1"),
         (lambda r: edited(r, "source", 0, 7), "a row that was not sent here (source 7"),
         (lambda r: edited(r, "token", 0, r.token[1]), "a row received twice (source 0, token"),
