@@ -151,16 +151,15 @@ class _Visit:
         self.point = case.point
         self.slots = lay_out(self.point.placement, self.point.model.num_experts, self.point.ep_size)
         self.backend = self.call("__init__", make)
-        self.checker = Checker(
-            self.point, group.rank, self.slots, self.backend.weights_by, reduction=self.backend.reduction
-        )
+        declared = self.backend.weights_by, self.backend.reduction
+        self.checker = self.call("reduction", lambda: Checker(self.point, group.rank, self.slots, *declared))
         self.copies: list[tuple[str, Bytes, bytes]] = []
 
     def run(self) -> None:
         group, backend = self.group, self.backend
         needed = self.call("workspace_bytes", lambda: backend.workspace_bytes(self.point))
         if needed < 0:
-            raise self.broken(f"workspace_bytes gave {needed}; it must be 0 or more")
+            raise self.failed(f"workspace_bytes gave {needed}; it must be 0 or more")
         batches = [self.batch(self.case.payloads[0], 0, index) for index in range(SETS)]
         shard = Shard(
             rank=group.rank,
@@ -181,10 +180,11 @@ class _Visit:
             self.round(batches[1])
         described = self.call("describe", backend.describe)
         if not isinstance(described, Description) or not described.version:
-            raise self.broken(f"describe gave {described!r}; it must be a Description with a version")
+            raise self.failed(f"describe gave {described!r}; it must be a Description with a version")
         for what, array, kept in self.copies:
             if array.tobytes() != kept:
-                raise self.broken(f"{what} returned a view: its contents changed in a later round; return a copy")
+                raise self.failed(f"{what} returned a view: its contents changed in a later round; return a copy")
+        self.agree(None)
 
     def batch(self, payload: Payload, seed: int, index: int) -> GroupBatch:
         if self.case.ids is None:
@@ -239,9 +239,7 @@ class _Visit:
         except GroupError as error:
             raise self.broken(f"{stage} stopped: {error}") from error
         except Exception as error:
-            broken = self.broken(f"{stage} raised {type(error).__name__}: {error}")
-            self.group.abort(broken.problems[0])
-            raise broken from error
+            raise self.failed(f"{stage} raised {type(error).__name__}: {error}") from error
 
     def agree(self, found: Mismatch | None, where: str = "") -> None:
         """Return if no rank found anything; also a barrier."""
@@ -252,6 +250,12 @@ class _Visit:
             raise _Broken([mine] if mine else self.broken(f"a peer was lost: {error}").problems) from error
         if problems := [text for text in map(json.loads, everyone) if text]:
             raise _Broken(problems)
+
+    def failed(self, problem: str) -> _Broken:
+        """The end of the visit for a reason that the peers cannot see."""
+        broken = self.broken(problem)
+        self.group.abort(broken.problems[0])
+        return broken
 
     def broken(self, problem: str) -> _Broken:
         return _Broken([f"{self.case.name}: rank {self.group.rank}: {problem}"])

@@ -58,6 +58,8 @@ def content_sha256(path: str) -> str:
 def read_trace(path: str, sha256: str, num_experts: int, top_k: int) -> Trace:
     """The trace at `path`, checked against the content hash a point was planned with ("" accepts any).
 
+    Read once per process: a later change of the file is not seen.
+
     Raises:
         InputError: all problems of the file.
     """
@@ -93,6 +95,8 @@ def read_trace(path: str, sha256: str, num_experts: int, top_k: int) -> Trace:
 @lru_cache(maxsize=4)
 def read_matrix(path: str, sha256: str, ep_size: int) -> Matrix:
     """The traffic matrix at `path`, checked against the content hash a point was planned with ("" accepts any).
+
+    Read once per process: a later change of the file is not seen.
 
     Raises:
         InputError: all problems of the file.
@@ -190,6 +194,7 @@ def _parse_npz(content: bytes) -> dict[str, NDArray[Any]]:
 
 def _parse_parquet(content: bytes) -> dict[str, NDArray[Any]]:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(content))
@@ -198,11 +203,11 @@ def _parse_parquet(content: bytes) -> dict[str, NDArray[Any]]:
         if name not in file.schema_arrow.names:
             continue
         lists = file.read([name]).column(name).combine_chunks()
-        if not hasattr(lists, "flatten") or not hasattr(lists.type, "value_type"):
+        if not pa.types.is_nested(lists.type) or pa.types.is_struct(lists.type):
             raise ValueError(f"column {name} holds {lists.type}, it must hold one list per token")
-        lengths = {len(row) if row.is_valid else None for row in lists}
+        lengths = pc.call_function("list_value_length", [lists]).unique().to_pylist()
         if len(lengths) > 1:
-            raise ValueError(f"the lists of column {name} have lengths {lengths}, they must all have the same")
+            raise ValueError(f"the lists of column {name} have lengths {lengths[:5]}, they must all have the same")
         # a null becomes NaN, which no check lets through
         arrays[name] = lists.flatten().to_numpy(zero_copy_only=False).reshape(len(lists), -1 if len(lists) else 0)
     return arrays

@@ -6,7 +6,8 @@ token's selections count depends on who multiplies the weights:
 
     EXPERTS   partial = row * (sum over the token's selections here of weight * scale); combine adds partials
     COMBINE   partial = row * (scale of the token's first selection here); combine adds weight * partial for each
-              selection here. An adapter whose library takes an input per selection gives each of them the same partial
+              selection here. An adapter whose library takes an input per selection gives each of them the same partial.
+              A product is rounded to fp32 before it is added; a library that fuses the two declares exact=False
 
 Sums are compared bit for bit under `Payload.EXACT` and `ADVERSARIAL`, whatever the order, and under RANDOM if the
 backend declares its arithmetic exact; NaN equals NaN of any payload, and zeros are equal. Else RANDOM is held to a
@@ -154,10 +155,8 @@ class Checker:
     def check_combined(self, gb: GroupBatch, combined: BF16Bits) -> Mismatch | None:
         """Whether this rank's sums are those of its tokens' partials."""
         shape = (self.point.tokens[self.rank], self.point.model.hidden)
-        if combined.shape != shape or combined.dtype != np.uint16:
-            return self._whole(
-                f"combined is {combined.dtype} {combined.shape}, not uint16 {shape}", "the combined array"
-            )
+        if malformed := _malformed("combined is", combined, shape, np.uint16):
+            return self._whole(malformed, "the combined array")
         by_bits = self.reduction.exact or gb.payload is not Payload.RANDOM
         sums = Sums(gb, self.rank, self.slots, self.weights_by, self.reduction)
         wrong_rows, first = 0, None
@@ -278,7 +277,7 @@ class Checker:
         return Mismatch(what=what, rank=self.rank, wrong=1, total=1, unit=f"of {unit} is malformed")
 
     def _malformed_received(self, received: Received) -> str:
-        count, top_k = len(received.source), self.point.model.top_k
+        count, top_k = np.size(getattr(received, "source", ())), self.point.model.top_k
         shapes = {
             "source": ((count,), np.int32),
             "token": ((count,), np.int32),
@@ -287,12 +286,19 @@ class Checker:
             "rows": ((count, self._size.padded_row_bytes), np.uint8),
             "scales": ((count, self._size.padded_scale_bytes), np.uint8),
         }
-        found = []
-        for name, (shape, dtype) in shapes.items():
-            array = getattr(received, name)
-            if array.shape != shape or array.dtype != dtype:
-                found.append(f"received {name} are {array.dtype} {array.shape}, not {np.dtype(dtype)} {shape}")
-        return "; ".join(found)
+        found = [
+            _malformed(f"received {name} are", getattr(received, name, None), shape, dtype)
+            for name, (shape, dtype) in shapes.items()
+        ]
+        return "; ".join(filter(None, found))
+
+
+def _malformed(what: str, array: object, shape: tuple[int, ...], dtype: type[np.generic]) -> str:
+    """How an array differs from its declared form; empty if it does not. Backends are other people's code."""
+    if isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype:
+        return ""
+    got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+    return f"{what} {got}, not {np.dtype(dtype)} {shape}"
 
 
 def _bf16_text(bits: int) -> str:

@@ -2,7 +2,8 @@
 
 A row is a window into a tape of values that is fixed by payload and format. Where it starts is a bijection of (source,
 token) that depends on (seed, set): any row costs one copy, on its own rank or where it must be checked, and no two
-tokens of a batch share a window. Windows of 64 values or more differ in fact; shorter rows may repeat by chance.
+tokens of a batch share a window. Windows of 64 values or more (ADVERSARIAL: 1 KiB) differ in fact; shorter rows may
+repeat by chance.
 
 Three payloads:
 

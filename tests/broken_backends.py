@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from epcross.harness.backends.base import Backend, Batch, BF16Bits, Description, Group, Received, Shard
+from epcross.harness.backends.base import Backend, Batch, BF16Bits, Description, Group, Received, Reduction, Shard
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary, Domain, Phase, WeightsBy
 from epcross.kernels import reference
@@ -114,6 +114,13 @@ def raises_in(stage: str) -> type[ReferenceBackend]:
         return getattr(ReferenceBackend, stage)(self, *args)
 
     return type(f"RaisesIn_{stage}", (ReferenceBackend,), {stage: fail})
+
+
+def __getattr__(name: str) -> type[ReferenceBackend]:
+    """`RaisesIn_dispatch` and so on, so that a YAML's `target` can name them."""
+    if name.startswith("RaisesIn_"):
+        return raises_in(name.removeprefix("RaisesIn_"))
+    raise AttributeError(name)
 
 
 class OnRankOne(ReferenceBackend):
@@ -320,6 +327,20 @@ class ReturnsViews(ReferenceBackend):
         return Received(**{name: getattr(self.landed, name) for name in self.landed.__slots__})
 
 
+class ReturnsNothing(ReferenceBackend):
+    def received(self, set_index: int) -> Received:
+        return None  # pyright: ignore[reportReturnType]
+
+
+class WrongType(ReferenceBackend):
+    def combined(self, set_index: int) -> BF16Bits:
+        return self.sums.astype(np.float32)  # pyright: ignore[reportReturnType]
+
+
+class DeclaresNonsense(ReferenceBackend):
+    reduction = Reduction(order="unordered", exact=True)
+
+
 class ClosesOnce(ReferenceBackend):
     closed = False
 
@@ -327,3 +348,20 @@ class ClosesOnce(ReferenceBackend):
         if self.closed:
             raise RuntimeError("double free")
         self.closed = True
+
+
+class MixesRouting(ReferenceBackend):
+    """Combine is given the received ids where it wants the token's own."""
+
+    def combine(self, set_index: int) -> None:
+        own = self.batches[set_index]
+        ids = own.ids.copy()
+        count = min(len(ids), len(self.landed.ids))
+        ids[:count] = self.landed.ids[:count]
+        self.batches[set_index] = replace(own, ids=ids)
+        try:
+            self.sums = self.reduced(set_index)
+        except KeyError:  # the oracle does not find a partial that was never made
+            self.sums = np.zeros_like(self.sums)
+        finally:
+            self.batches[set_index] = own

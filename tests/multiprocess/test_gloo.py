@@ -1,5 +1,6 @@
 """The gloo baseline, in real processes, against a numpy computation of the same exchange, bit for bit."""
 
+import faulthandler
 import multiprocessing
 import traceback
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ from epcross.kernels.formats import row_size
 if reason := Gloo({}).unavailable():
     pytest.skip(reason, allow_module_level=True)
 
-TIMEOUT_S = 60
+STUCK_S = 80
+TIMEOUT_S = 90
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SETS = 2
 TOP_K = 3
@@ -136,9 +138,10 @@ def exchange(case: Case, group: StoreGroup) -> Description:
 
 def rank_main(cases: list[Case], address: Address, rank: int, size: int, results: Any) -> None:
     """One worker: several points, one after another, in one process group."""
+    faulthandler.dump_traceback_later(STUCK_S, exit=True)  # a rank that hangs shows where
     try:
         with StoreGroup(
-            address, scope="g", rank=rank, size=size, shared_name="epcross-gloo", timeout_s=TIMEOUT_S
+            address, scope="g", rank=rank, size=size, shared_name="epcross-gloo", timeout_s=STUCK_S - 20
         ) as group:
             described = [exchange(case, group) for case in cases]
             group.barrier()

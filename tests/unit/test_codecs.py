@@ -1,6 +1,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+
 from epcross.kernels.codecs import SCALE_BLOCK, bf16_to_float, decode, encode, float_to_bf16
 from epcross.kernels.formats import RowFormat, row_size
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from epcross.harness.errors import ConfigError
 from epcross.harness.placement import lay_out, problems
 from epcross.harness.point import Placement

@@ -1,6 +1,7 @@
 """The oracle on an exchange small enough to work out by hand."""
 
 import numpy as np
+
 from epcross.kernels import reference
 from epcross.kernels.codecs import bf16_to_float, float_to_bf16
 from epcross.kernels.formats import RowFormat
@@ -35,9 +36,7 @@ def combined(weighted_by_experts, accumulate="fp32"):
     landed = reference.dispatch(IDS, WEIGHTS, ROWS, SCALES, SLOT_RANK, 2)
     scale = np.array([1, 2, 4, 8], np.float32)
     partials = [reference.expert_partials(here, RowFormat.BF16, 8, scale, weighted_by_experts) for here in landed]
-    sums = reference.combine(
-        IDS, WEIGHTS, landed, partials, SLOT_RANK, accumulate, weighted=not weighted_by_experts
-    )
+    sums = reference.combine(IDS, WEIGHTS, landed, partials, SLOT_RANK, accumulate, weighted=not weighted_by_experts)
     return [bf16_to_float(p)[:, 0].tolist() for p in partials], [bf16_to_float(s)[:, 0].tolist() for s in sums]
 
 

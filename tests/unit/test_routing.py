@@ -2,13 +2,20 @@ from functools import partial
 
 import numpy as np
 import pytest
+
 from epcross.harness.placement import lay_out
 from epcross.harness.point import Placement, Routing
 from epcross.harness.routing import apportion, choose, problems, trace_rows, zipf_table
 from epcross.harness.terms import PlacementKind, RoutingKind
 
-PINNED_UNIFORM = [[[77, 248, 35, 100, 11, 208, 108, 16], [242, 138, 217, 164, 2, 81, 156, 214]], [[120, 161, 127, 185, 23, 106, 214, 30]]]
-PINNED_ZIPF = [[[237, 140, 229, 110, 186, 179, 21, 207], [224, 46, 111, 1, 229, 207, 120, 244]], [[207, 36, 222, 22, 229, 216, 127, 237]]]
+PINNED_UNIFORM = [
+    [[77, 248, 35, 100, 11, 208, 108, 16], [242, 138, 217, 164, 2, 81, 156, 214]],
+    [[120, 161, 127, 185, 23, 106, 214, 30]],
+]
+PINNED_ZIPF = [
+    [[237, 140, 229, 110, 186, 179, 21, 207], [224, 46, 111, 1, 229, 207, 120, 244]],
+    [[207, 36, 222, 22, 229, 216, 127, 237]],
+]
 
 
 def routed(routing, *, experts=16, top_k=4, ep=4, tokens=(9, 0, 5, 7), seed=0, set_index=0, placement=None):

@@ -3,6 +3,7 @@ import hashlib
 import numpy as np
 import pandas as pd
 import pytest
+
 from epcross.harness.errors import InputError
 from epcross.harness.routing_files import content_sha256, read_matrix, read_trace
 
@@ -31,6 +32,14 @@ def test_a_good_trace_is_read_as_it_is(trace, suffix):
     assert got.weights is not None
     assert np.array_equal(got.weights, weights.astype(np.float32))
     assert read_trace(trace(suffix, "bare", ids=GOOD), "", 4, 2).weights is None
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+def test_ids_may_be_of_any_integer_type(trace, dtype):
+    ids = np.array([[0, 1], [3, 2]], dtype)
+    assert read_trace(trace(ids=ids), "", 4, 2).ids.tolist() == [[0, 1], [3, 2]]
+    with pytest.raises(InputError, match="outside"):
+        read_trace(trace(name="bad", ids=np.array([[0, 1], [3, np.iinfo(dtype).max]], dtype)), "", 4, 2)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])

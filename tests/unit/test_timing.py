@@ -2,12 +2,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.contract.threads import ThreadGroup, on_ranks
 
 from epcross.harness.errors import WaitExpired
 from epcross.harness.stats import NoTiming, estimate
 from epcross.harness.terms import Phase, Regime
 from epcross.harness.timing import EmptyPair, StartLine, entry_series, pairs_for, steady_series
-from tests.contract.threads import ThreadGroup, on_ranks
 
 
 class Recorder:

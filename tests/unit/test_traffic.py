@@ -2,6 +2,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+
 from epcross.harness.placement import lay_out
 from epcross.harness.point import Placement, Routing
 from epcross.harness.record import COLUMNS

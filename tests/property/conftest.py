@@ -1,0 +1,6 @@
+"""Make `tests` importable from wherever pytest starts."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
