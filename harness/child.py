@@ -17,6 +17,15 @@ QUOTED_LINES = 4
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
+def environment(env: Mapping[str, str], imports: Path | None) -> dict[str, str]:
+    """The environment of a process that loads a backend: ours, one thread for each library, `env`, and where it
+    imports epcross from."""
+    merged = {**ONE_THREAD, **os.environ, **env}
+    if imports is not None:
+        merged["PYTHONPATH"] = os.pathsep.join(filter(None, [str(imports), merged.get("PYTHONPATH")]))
+    return merged
+
+
 class Child:
     """One worker in a session of its own, so that everything it starts can be killed with it.
 
@@ -33,9 +42,6 @@ class Child:
     ) -> None:
         self.log = log
         self._pending = b""
-        environment = {**ONE_THREAD, **os.environ, **env}
-        if imports is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(imports), environment.get("PYTHONPATH")]))
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
             self._log_start = output.tell()
@@ -45,7 +51,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment,
+                env=environment(env, imports),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

@@ -5,7 +5,6 @@ Run as a module it prebuilds one backend: configuration as JSON on stdin, what w
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from epcross.harness.child import ONE_THREAD
+from epcross.harness.child import environment
 from epcross.harness.processes import kill_group
 from epcross.harness.rank_place import import_folder
 from epcross.harness.schema import BackendConfig
@@ -65,17 +64,13 @@ def prebuild(
 
 
 def _start(config: BackendConfig, scratch: Path, log: Path) -> "subprocess.Popen[bytes]":
-    environment = {**ONE_THREAD, **os.environ, **config.env}
-    if config.python:
-        folders = [str(import_folder(scratch)), environment.get("PYTHONPATH")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     with log.open("wb") as output:
         child = subprocess.Popen(
             [config.python or sys.executable, "-P", "-m", "epcross.harness.prebuild"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env=environment,
+            env=environment(config.env, import_folder(scratch) if config.python else None),
             start_new_session=True,
         )
     pipe: IO[bytes] | None = child.stdin

@@ -1,0 +1,44 @@
+"""Before any rank starts: building ahead, and room in shared memory."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from _spawn import config
+from epcross.harness import session
+from epcross.harness.errors import EpcrossError
+from epcross.harness.plan import build
+from epcross.harness.prebuild import prebuild
+
+
+def test_each_backend_is_built_in_a_process_of_its_own(tmp_path: Path) -> None:
+    backends = {
+        "fine": config("fine"),
+        "broken": config("broken", target="_spawn:FailsAtImport"),
+        "lost": config("lost", python="/nonexistent/python"),
+    }
+    failures = prebuild(backends, tmp_path, tmp_path)
+    assert failures.keys() == {"broken", "lost"}
+    assert failures["broken"].startswith("building it ahead failed: ")
+    assert "libfancy.so.3: cannot open shared object file" in failures["broken"]
+    assert failures["lost"] == "its interpreter /nonexistent/python cannot be started: No such file or directory"
+
+
+def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o755)
+    begin = time.monotonic()
+    failures = prebuild({"slow": config("slow", python=str(python))}, tmp_path, tmp_path, limit_s=0.3)
+    assert time.monotonic() - begin < 5
+    assert "it took longer than 0.3 s" in failures["slow"]
+
+
+def test_a_plan_that_shared_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
+    monkeypatch.setattr(session, "free_shm_bytes", lambda: 4096)
+    with pytest.raises(EpcrossError, match=r"/dev/shm has 4096 bytes free and EP 2 of this sweep needs \d+: lower"):
+        session.start(plan)
+    assert os.listdir(tmp_path) == []
