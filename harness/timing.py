@@ -68,6 +68,14 @@ class Series:
     pairs: int
 
 
+class Line(Protocol):
+    """Where ranks agree on when to start."""
+
+    def next_start_ns(self) -> int:
+        """The next common start, in the clock's nanoseconds. Collective."""
+        ...
+
+
 class StartLine:
     """Ranks of one host line up and start together.
 
@@ -145,7 +153,7 @@ class StartLine:
 
 
 def steady_series(
-    pair: Pair, *, pairs: int, sets: int, line: StartLine, clock: Callable[[], int] = time.monotonic_ns
+    pair: Pair, *, pairs: int, sets: int, line: Line, clock: Callable[[], int] = time.monotonic_ns
 ) -> Series:
     """One chain of `pairs` pairs, back to back, after a fill of one pair for each set. Collective.
 
@@ -170,7 +178,7 @@ def steady_series(
 
 
 def entry_series(
-    pair: Pair, *, iterations: int, sets: int, line: StartLine, clock: Callable[[], int] = time.monotonic_ns
+    pair: Pair, *, iterations: int, sets: int, line: Line, clock: Callable[[], int] = time.monotonic_ns
 ) -> Series:
     """`iterations` single pairs, each from a common start. Collective.
 
