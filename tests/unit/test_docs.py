@@ -74,7 +74,8 @@ def test_commands_exist(path: Path) -> None:
 
 
 def test_commands_that_do_not_exist_are_found() -> None:
-    text = "```sh\nmake quickstart\nmake quickstrat # typo\nepcross frobnicate\nepcross plan --quick\n```\n```text\nmake nothing\n```\n"
+    shell = "make quickstart\nmake quickstrat # typo\nepcross frobnicate\nepcross plan --quick"
+    text = f"```sh\n{shell}\n```\n```text\nmake nothing\n```\n"
     wrong = [command for command in commands(text) if problem(command)]
     assert wrong == ["make quickstrat", "epcross frobnicate", "epcross plan --quick"]
 
