@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -64,7 +64,7 @@ def command(
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     from epcross.harness.launch import End
     from epcross.harness.recorder import FINE
-    from epcross.harness.store import read_units
+    from epcross.harness.store import read_floor, read_units
     from epcross.harness.table import run_table
 
     path = session.run.path
@@ -73,7 +73,11 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     statuses = Counter(row.status for row in rows)
     planned = len(session.plan.points) * session.plan.timing.launches
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
-    console.print(run_table(rows))
+    floor = read_floor(session.run) or {}
+    if rows:
+        console.print(run_table(rows))
+    for name, entry in floor.items():
+        console.print(_floor_line(name, entry), soft_wrap=True, markup=False)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items()) or "no rows"
     console.print(f"{len(units)} of {planned} units: {words}", soft_wrap=True)
     for problem in problems:
@@ -95,8 +99,18 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
         click.echo(json.dumps(summary))
     if end.end is End.CANCELLED:
         return INTERRUPTED
-    fine = end.end is End.DONE and not problems and set(statuses) <= FINE
+    no_floor = any("error" in entry for entry in floor.values())
+    fine = end.end is End.DONE and not problems and not no_floor and set(statuses) <= FINE
     return 0 if fine else 1
+
+
+def _floor_line(name: str, entry: dict[str, Any]) -> str:
+    """The floor of one job: its numbers by name, or why there is none."""
+    if "error" in entry:
+        return f"floor of {name}: {entry['error']}"
+    units = ("_us", "_gbps")
+    numbers = [f"{key} {value:.3g}" for key, value in entry.items() if key.endswith(units) and isinstance(value, float)]
+    return f"floor of {name}: {', '.join(numbers)}"
 
 
 class _Stop:
