@@ -33,7 +33,6 @@ READ_THE_ENVIRONMENT = {
     "epcross.harness.backends.loader": "hands its own on to another interpreter",
     "epcross.harness.child": "hands its own on to a worker, with what the backend's YAML adds",
     "epcross.harness.group": "tells gloo which interface is the loopback",
-    "epcross.harness.prebuild": "hands its own on to a backend's interpreter that builds ahead",
     "epcross.harness.probe": "what a run records of it",
     "epcross.harness.provenance": "runs git without the caller's GIT_ variables",
     "epcross.kernels.shm.build": "CXX names the compiler; where its cache goes",
