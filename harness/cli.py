@@ -39,7 +39,7 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from epcross.harness.typed import suggest
+            from epcross.harness.planning.typed import suggest
 
             raise click.UsageError(f"unknown verb '{args[0]}'{suggest(args[0], VERBS)}", ctx)
         return super().resolve_command(ctx, args)

@@ -1,10 +1,10 @@
 """Small points for tests of workload, checks and contract."""
 
 from epcross.harness.backends.base import Received
-from epcross.harness.placement import lay_out
 from epcross.harness.point import Model, Placement, Point, Routing
 from epcross.harness.terms import Regime, RowFormat
-from epcross.harness.workload import GroupBatch
+from epcross.harness.workload.batches import GroupBatch
+from epcross.harness.workload.placement import lay_out
 from epcross.kernels import reference
 
 

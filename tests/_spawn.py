@@ -19,14 +19,14 @@ import psutil
 
 from epcross.harness.backends.base import Backend, Description, Group, Received
 from epcross.harness.errors import WaitExpired
-from epcross.harness.job import Job
-from epcross.harness.launch import JobEnd, run_job
+from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Model, Placement, Point, Timing, Unit
 from epcross.harness.record import Samples, UnitResult
-from epcross.harness.rows import RunContext, base_record, planned_records
-from epcross.harness.run_directory import RunDirectory, create_run
-from epcross.harness.schedule import turns
-from epcross.harness.schema import BackendConfig
+from epcross.harness.running.job import Job
+from epcross.harness.running.launch import JobEnd, run_job
+from epcross.harness.running.schedule import turns
+from epcross.harness.storing.rows import RunContext, base_record, planned_records
+from epcross.harness.storing.run_directory import RunDirectory, create_run
 from epcross.harness.terms import Boundary, Domain, Flag, Phase, Regime, Stage, Status
 
 HERE = Path(__file__).resolve().parent

@@ -13,9 +13,9 @@ from typing import Any
 
 from epcross.harness.backends.base import Backend
 from epcross.harness.errors import ConfigError
+from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.planning.typed import Mismatch, convert, suggest
 from epcross.harness.point import Point, Scalar
-from epcross.harness.schema import BackendConfig
-from epcross.harness.typed import Mismatch, convert, suggest
 
 PROBE_LIMIT_S = 60.0
 """How long another interpreter may take to say whether a backend is usable; importing torch cold takes 20 s."""

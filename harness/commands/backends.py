@@ -43,7 +43,7 @@ def survey(config_dirs: tuple[Path, ...] = ()) -> list[dict]:
     """What is known of each backend, as plain JSON values; a faulty one is listed with what is wrong."""
     from epcross.harness.backends import loader
     from epcross.harness.errors import ConfigError
-    from epcross.harness.library import Library
+    from epcross.harness.planning.library import Library
 
     library = Library(config_dirs)
     entries: list[dict] = []

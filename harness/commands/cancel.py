@@ -18,8 +18,8 @@ def command(run: Path, wait_s: float) -> int:
     Example: epcross cancel results/runs/20260131-120000-quickstart-1a2b
     """
     from epcross.harness.errors import StoreError
-    from epcross.harness.session import CANCEL_FILE
-    from epcross.harness.store import open_run, owner_of
+    from epcross.harness.running.session import CANCEL_FILE
+    from epcross.harness.storing.store import open_run, owner_of
 
     open_run(run)  # says what is wrong with the path
     if owner_of(run) is None:

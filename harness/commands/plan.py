@@ -12,8 +12,8 @@ from rich.text import Text
 from epcross.harness.commands import config_dir_option, console, json_option, overrides_argument
 
 if TYPE_CHECKING:
-    from epcross.harness.estimate import Need
-    from epcross.harness.plan import Plan
+    from epcross.harness.planning.estimate import Need
+    from epcross.harness.planning.plan import Plan
     from epcross.harness.point import Point
 
 MOST_REASONS = 20
@@ -33,8 +33,8 @@ def command(overrides: tuple[str, ...], config_dirs: tuple[Path, ...], as_json: 
     \b
     Example: epcross plan sweep=quickstart model=qwen3_235b tokens_per_rank=1,8,32
     """
-    from epcross.harness.estimate import free_shm_bytes, needs
-    from epcross.harness.plan import build
+    from epcross.harness.planning.estimate import free_shm_bytes, needs
+    from epcross.harness.planning.plan import build
 
     plan = build(overrides, config_dirs)
     need, free_bytes = needs(plan), free_shm_bytes()

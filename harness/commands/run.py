@@ -14,8 +14,8 @@ from rich.console import Console
 from epcross.harness.commands import WIDTH, config_dir_option, json_option, overrides_argument
 
 if TYPE_CHECKING:
-    from epcross.harness.launch import JobEnd
-    from epcross.harness.session import Session
+    from epcross.harness.running.launch import JobEnd
+    from epcross.harness.running.session import Session
 
 INTERRUPTED = 130
 
@@ -39,11 +39,11 @@ def command(
     \b
     Example: epcross run sweep=quickstart
     """
-    from epcross.harness import session as sessions
-    from epcross.harness.display import Display
     from epcross.harness.errors import ConfigError
-    from epcross.harness.plan import build
-    from epcross.harness.progress import ProgressReader
+    from epcross.harness.planning.plan import build
+    from epcross.harness.running import session as sessions
+    from epcross.harness.running.display import Display
+    from epcross.harness.running.progress import ProgressReader
 
     if resume and (overrides or config_dirs):
         raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
@@ -62,10 +62,10 @@ def command(
 
 
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
-    from epcross.harness.launch import End
-    from epcross.harness.recorder import FINE
-    from epcross.harness.store import read_floor, read_units
-    from epcross.harness.table import run_table
+    from epcross.harness.analysis.table import run_table
+    from epcross.harness.running.launch import End
+    from epcross.harness.running.recorder import FINE
+    from epcross.harness.storing.store import read_floor, read_units
 
     path = session.run.path
     units, problems = read_units(session.run)

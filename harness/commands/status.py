@@ -23,11 +23,11 @@ def command(run: Path, as_json: bool) -> None:
     \b
     Example: epcross status results/runs/20260131-120000-quickstart-1a2b
     """
-    from epcross.harness.display import failure_line, progress_line
-    from epcross.harness.plan import Plan
-    from epcross.harness.progress import Pace, ProgressReader
-    from epcross.harness.store import missing_rows, open_run, owner_of, read_units
-    from epcross.harness.table import status_table
+    from epcross.harness.analysis.table import status_table
+    from epcross.harness.planning.plan import Plan
+    from epcross.harness.running.display import failure_line, progress_line
+    from epcross.harness.running.progress import Pace, ProgressReader
+    from epcross.harness.storing.store import missing_rows, open_run, owner_of, read_units
 
     directory = open_run(run)
     plan = Plan.from_json(directory.plan)

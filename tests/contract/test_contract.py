@@ -6,8 +6,8 @@ import pytest
 from tests import broken_backends as broken
 from tests.contract.threads import on_ranks
 
-from epcross.harness import contract
 from epcross.harness.point import Point
+from epcross.harness.verification import contract
 
 
 def case_named(name, size=2):

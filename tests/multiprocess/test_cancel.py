@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from _spawn import left_overs, until
-from epcross.harness.plan import Plan
-from epcross.harness.progress import ProgressReader
-from epcross.harness.store import missing_rows, open_run, read_floor, read_units
+from epcross.harness.planning.plan import Plan
+from epcross.harness.running.progress import ProgressReader
+from epcross.harness.storing.store import missing_rows, open_run, read_floor, read_units
 
 SMALL = ("sweep=smoke", "backend=shm_fence,shm_sentinel", "model=tiny", "tokens_per_rank=1", "regime=steady")
 SLOW = (*SMALL, "timing.chains=3", "timing.chain_ms=250", "timing.max_pairs=10000000")

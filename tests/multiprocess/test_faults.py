@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from _spawn import TIMING, config, finish, job, left_overs, new_run, point
-from epcross.harness.launch import End
-from epcross.harness.progress import ProgressReader
 from epcross.harness.record import UnitResult
-from epcross.harness.run_directory import RunDirectory, read_floor
-from epcross.harness.schedule import turns
-from epcross.harness.store import missing_rows, read_units
+from epcross.harness.running.launch import End
+from epcross.harness.running.progress import ProgressReader
+from epcross.harness.running.schedule import turns
+from epcross.harness.storing.run_directory import RunDirectory, read_floor
+from epcross.harness.storing.store import missing_rows, read_units
 from epcross.harness.terms import Stage, Status
 
 

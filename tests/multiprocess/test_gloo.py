@@ -13,10 +13,10 @@ import pytest
 
 from epcross.harness.backends.base import Batch, Description, Received, Shard
 from epcross.harness.backends.gloo import Gloo
-from epcross.harness.group import StoreGroup
 from epcross.harness.point import Model, Placement, Point
-from epcross.harness.rendezvous import Address, new_token
-from epcross.harness.rendezvous_server import StoreServer
+from epcross.harness.running.group import StoreGroup
+from epcross.harness.running.rendezvous import Address, new_token
+from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.terms import Domain, PlacementKind, Regime, RowFormat
 from epcross.kernels.formats import row_size
 

@@ -17,9 +17,9 @@ import pytest
 
 from epcross.harness.backends.base import Group
 from epcross.harness.errors import GroupError
-from epcross.harness.group import StoreGroup
-from epcross.harness.rendezvous import Abort, Address, ScopeAborted, StoreClient, decode, encode, new_token
-from epcross.harness.rendezvous_server import StoreServer
+from epcross.harness.running.group import StoreGroup
+from epcross.harness.running.rendezvous import Abort, Address, ScopeAborted, StoreClient, decode, encode, new_token
+from epcross.harness.running.rendezvous_server import StoreServer
 
 T = TypeVar("T")
 
@@ -120,8 +120,8 @@ def test_a_peer_that_left_is_not_waited_for(server: StoreServer) -> None:
 
 PEER = """
 import sys, time
-from epcross.harness.group import StoreGroup
-from epcross.harness.rendezvous import Address
+from epcross.harness.running.group import StoreGroup
+from epcross.harness.running.rendezvous import Address
 group = StoreGroup(Address(host=sys.argv[1], port=int(sys.argv[2]), token=sys.argv[3]), scope="g", rank=1, size=2,
                    shared_name="epcross-test")
 group.barrier()
@@ -233,8 +233,8 @@ def test_shared_name_is_checked(server: StoreServer) -> None:
 
 TORCH_RANK = """
 import sys
-from epcross.harness.group import StoreGroup
-from epcross.harness.rendezvous import Address
+from epcross.harness.running.group import StoreGroup
+from epcross.harness.running.rendezvous import Address
 rank = int(sys.argv[4])
 with StoreGroup(Address(host=sys.argv[1], port=int(sys.argv[2]), token=sys.argv[3]), scope="g", rank=rank, size=2,
                 shared_name="epcross-test") as group:

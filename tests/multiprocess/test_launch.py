@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from _spawn import TIMING, finish, job, left_overs, new_run, point, processes, until
-from epcross.harness.launch import End, run_job
 from epcross.harness.point import Point
-from epcross.harness.progress import ProgressReader
-from epcross.harness.run_directory import RunDirectory
-from epcross.harness.schedule import turns
-from epcross.harness.store import done_units, missing_rows, read_units
+from epcross.harness.running.launch import End, run_job
+from epcross.harness.running.progress import ProgressReader
+from epcross.harness.running.schedule import turns
+from epcross.harness.storing.run_directory import RunDirectory
+from epcross.harness.storing.store import done_units, missing_rows, read_units
 
 ONCE = replace(TIMING, launches=1)
 POINTS = [point(1), point(2, sleep_s=1.5), point(3)]
@@ -57,8 +57,8 @@ def test_a_dead_supervisor_ends_the_job_and_leaves_it_resumable(run: RunDirector
     with ThreadPoolExecutor(1) as pool:
         # the thread that starts the supervisors must outlive them: the kernel ties their lives to it
         ending = pool.submit(finish, job(run, POINTS, timing=ONCE))
-        until(lambda: in_the_slow_unit(run) and len(processes(run, "harness.worker")) == 2)
-        (victim,) = [p for p in processes(run, "harness.supervisor") if p.cmdline()[-2] == str(rank)]
+        until(lambda: in_the_slow_unit(run) and len(processes(run, "running.worker")) == 2)
+        (victim,) = [p for p in processes(run, "running.supervisor") if p.cmdline()[-2] == str(rank)]
         killed_at = time.monotonic()
         os.kill(victim.pid, signal.SIGKILL)
         end, _ = ending.result(timeout=30)
@@ -89,8 +89,8 @@ def test_a_request_to_stop_is_met_within_seconds(run: RunDirectory) -> None:
 LAUNCHER = """
 import sys
 from pathlib import Path
-from epcross.harness.job import Job
-from epcross.harness.launch import run_job
+from epcross.harness.running.job import Job
+from epcross.harness.running.launch import run_job
 run_job(Job.read(Path(sys.argv[1])))
 """
 
@@ -100,9 +100,9 @@ def test_nothing_outlives_a_killed_launcher(run: RunDirectory, stopped: bool) ->
     path = job(run, POINTS, timing=ONCE).write()
     environment = {**os.environ, "EPCROSS_TEST_RUN": str(run.path)}
     with subprocess.Popen([sys.executable, "-c", LAUNCHER, str(path)], env=environment) as launcher:
-        until(lambda: in_the_slow_unit(run) and len(processes(run, "harness.worker")) == 2)
+        until(lambda: in_the_slow_unit(run) and len(processes(run, "running.worker")) == 2)
         if stopped:  # a worker that cannot run a handler goes too
-            processes(run, "harness.worker")[0].suspend()
+            processes(run, "running.worker")[0].suspend()
         launcher.kill()
     until(lambda: left_overs(run) == [], 5)
     assert done_units(run) == {(POINTS[0].point_id, 0)}
@@ -126,7 +126,7 @@ def test_workers_are_bound_to_cores_of_their_own(run: RunDirectory) -> None:
         pytest.skip("needs 2 cores")
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(finish, job(run, POINTS[:2], timing=ONCE))
-        workers = until(lambda: in_the_slow_unit(run) and len(found := processes(run, "harness.worker")) == 2 and found)
+        workers = until(lambda: in_the_slow_unit(run) and len(found := processes(run, "running.worker")) == 2 and found)
         bound = until(lambda: [b for b in map(psutil.Process.cpu_affinity, workers) if len(b) == 1])
         assert len({core for cores in bound for core in cores}) == len(bound)
         assert all(os.getpgid(worker.pid) == worker.pid for worker in workers)

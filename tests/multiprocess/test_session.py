@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from _spawn import config
-from epcross.harness import session
 from epcross.harness.errors import EpcrossError
-from epcross.harness.plan import build
-from epcross.harness.prebuild import prebuild
+from epcross.harness.planning.plan import build
+from epcross.harness.running import session
+from epcross.harness.running.prebuild import prebuild
 
 
 def test_each_backend_is_built_in_a_process_of_its_own(tmp_path: Path) -> None:

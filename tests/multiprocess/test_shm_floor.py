@@ -6,7 +6,7 @@ import pytest
 from _files_group import FilesGroup
 from _ranks import run_ranks
 
-from epcross.harness.floor import FALLBACK_LLC_BYTES, last_cache_bytes, measure_floor
+from epcross.harness.measuring.floor import FALLBACK_LLC_BYTES, last_cache_bytes, measure_floor
 from epcross.kernels.shm import build
 
 pytestmark = pytest.mark.skipif(build.unavailable() is not None, reason=str(build.unavailable()))

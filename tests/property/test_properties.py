@@ -10,12 +10,12 @@ from tests._points import slots_of, small_point
 
 from epcross.harness.errors import InputError
 from epcross.harness.point import Placement, Routing
-from epcross.harness.routing import apportion
-from epcross.harness.routing_files import read_matrix, read_trace
-from epcross.harness.tape import Payload
 from epcross.harness.terms import PlacementKind, RoutingKind
-from epcross.harness.traffic import count, gini, matrices
-from epcross.harness.workload import assemble, group_batch, slot_scale
+from epcross.harness.workload.batches import assemble, group_batch, slot_scale
+from epcross.harness.workload.routing import apportion
+from epcross.harness.workload.routing_files import read_matrix, read_trace
+from epcross.harness.workload.tape import Payload
+from epcross.harness.workload.traffic import count, gini, matrices
 from epcross.kernels.codecs import bf16_to_float, decode, float_to_bf16
 
 GENERATED = [kind for kind in RoutingKind if kind not in (RoutingKind.TRACE, RoutingKind.MATRIX)]

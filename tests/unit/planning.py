@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from epcross.harness.config import resolve
 from epcross.harness.errors import ConfigError
-from epcross.harness.library import Library
-from epcross.harness.plan import Plan, build
+from epcross.harness.planning.config import resolve
+from epcross.harness.planning.library import Library
+from epcross.harness.planning.plan import Plan, build
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "config"
 

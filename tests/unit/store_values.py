@@ -7,7 +7,7 @@ from pathlib import Path
 
 from epcross.harness.point import Model, Placement, Point, Timing
 from epcross.harness.record import Record, Samples, UnitResult
-from epcross.harness.rows import RunContext, base_record, planned_records
+from epcross.harness.storing.rows import RunContext, base_record, planned_records
 from epcross.harness.terms import Regime, Status
 
 TINY = Model(name="tiny", num_experts=8, top_k=2, hidden=64, intermediate=32)

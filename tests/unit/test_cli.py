@@ -12,7 +12,7 @@ from planning import FIXTURES, plan_of
 from epcross import __version__
 from epcross.harness import cli
 from epcross.harness.errors import ConfigError, StoreError
-from epcross.harness.plan import Plan
+from epcross.harness.planning.plan import Plan
 
 HERE = ("--config-dir", str(FIXTURES))
 
@@ -66,7 +66,7 @@ def test_plan_as_json_is_the_plan(capsys: pytest.CaptureFixture[str]):
 
 
 def test_too_little_shared_memory_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("epcross.harness.estimate.free_shm_bytes", lambda: 1000)
+    monkeypatch.setattr("epcross.harness.planning.estimate.free_shm_bytes", lambda: 1000)
     assert cli.run(["plan", "sweep=crossover", "backend=plain", *HERE]) == 0
     assert "/dev/shm is too small: 102 kB needed, 1.0 kB free." in " ".join(capsys.readouterr().out.split())
 
@@ -105,7 +105,7 @@ def test_exit_codes(
     def fail(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr("epcross.harness.plan.build", fail)
+    monkeypatch.setattr("epcross.harness.planning.plan.build", fail)
     assert cli.run(["plan"]) == code
     assert says in capsys.readouterr().err
 

@@ -12,9 +12,9 @@ from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
 import epcross
 from epcross.harness.backends import loader
-from epcross.harness.config import resolve
 from epcross.harness.errors import ConfigError
-from epcross.harness.library import PACKAGE_CONF, SCHEMAS, Library
+from epcross.harness.planning.config import resolve
+from epcross.harness.planning.library import PACKAGE_CONF, SCHEMAS, Library
 
 OWN = [(group, name) for group in SCHEMAS for name in Library().names(group)]
 
@@ -199,7 +199,7 @@ def test_a_user_folder_adds_options_that_inherit_from_ours(tmp_path: Path):
 
 
 def test_it_works_from_any_directory(tmp_path: Path):
-    code = "from epcross.harness.config import resolve; print(resolve(['sweep=floor']).sweep)"
+    code = "from epcross.harness.planning.config import resolve; print(resolve(['sweep=floor']).sweep)"
     root = str(Path(epcross.__file__).parent.parent)
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -9,7 +9,7 @@ from planning import FIXTURES, plan_of, problems_of, the_problem
 
 from epcross.harness.backends import loader
 from epcross.harness.errors import ConfigError
-from epcross.harness.schema import BackendConfig, KnownIssue
+from epcross.harness.planning.schema import BackendConfig, KnownIssue
 
 
 def config(target: str = "fixture_backends:Plain", **changes) -> BackendConfig:

@@ -1,6 +1,6 @@
 import numpy as np
 
-from epcross.harness import counter
+from epcross.harness.workload import counter
 
 
 def test_stream_of_key_0_is_splitmix64_seeded_with_0():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from epcross.harness.environment import (
+from epcross.harness.storing.environment import (
     VARIABLES,
     allocation_id,
     collect,
@@ -15,7 +15,7 @@ from epcross.harness.environment import (
     machine_facts,
     throttled,
 )
-from epcross.harness.probe import Probe
+from epcross.harness.storing.probe import Probe
 
 CPU = "/sys/devices/system/cpu"
 
@@ -236,5 +236,5 @@ def test_a_command_that_is_absent_fails_or_hangs_gives_its_reason():
 
 
 def test_importing_reads_no_variable():
-    code = "import os; os.environ.clear(); import epcross.harness.environment"
+    code = "import os; os.environ.clear(); import epcross.harness.storing.environment"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

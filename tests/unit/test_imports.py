@@ -27,14 +27,14 @@ VENDOR = {"cuda", "cupy", "deep_ep", "deep_gemm", "flashinfer", "mpi4py", "nvshm
 SLOW = VENDOR | {"IPython", "matplotlib", "pandas", "seaborn", "scipy", "submitit"}
 """What `epcross plan` and a rank that supervises must not wait for."""
 
-QUICK = {"epcross", "epcross.kernels", "epcross.harness", "epcross.harness.cli", "epcross.harness.supervisor"}
+QUICK = {"epcross", "epcross.kernels", "epcross.harness", "epcross.harness.cli", "epcross.harness.running.supervisor"}
 
 READ_THE_ENVIRONMENT = {
     "epcross.harness.backends.loader": "hands its own on to another interpreter",
-    "epcross.harness.child": "hands its own on to a worker, with what the backend's YAML adds",
-    "epcross.harness.group": "tells gloo which interface is the loopback",
-    "epcross.harness.probe": "what a run records of it",
-    "epcross.harness.provenance": "runs git without the caller's GIT_ variables",
+    "epcross.harness.running.child": "hands its own on to a worker, with what the backend's YAML adds",
+    "epcross.harness.running.group": "tells gloo which interface is the loopback",
+    "epcross.harness.storing.probe": "what a run records of it",
+    "epcross.harness.storing.provenance": "runs git without the caller's GIT_ variables",
     "epcross.kernels.shm.build": "CXX names the compiler; where its cache goes",
 }
 """Every file that may, and what for."""

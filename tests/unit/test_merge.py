@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 from store_values import CONTEXT, make_point, make_unit
 
-from epcross.harness import sealed
 from epcross.harness.errors import StoreError
 from epcross.harness.record import UnitResult
-from epcross.harness.store import MergeSummary, RunDirectory, create_run, load_rows, load_samples, merge, write_unit
+from epcross.harness.storing import sealed
+from epcross.harness.storing.store import (
+    MergeSummary,
+    RunDirectory,
+    create_run,
+    load_rows,
+    load_samples,
+    merge,
+    write_unit,
+)
 
 MakeRun = Callable[..., RunDirectory]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epcross.harness.library import Library
+from epcross.harness.planning.library import Library
 from epcross.harness.point import Model
 from epcross.harness.terms import RowFormat
 from epcross.kernels.formats import row_size

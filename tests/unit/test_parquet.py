@@ -8,10 +8,10 @@ import pytest
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness.errors import StoreError
-from epcross.harness.parquet import rows_table, samples_table, write_tables
 from epcross.harness.record import COLUMNS, Samples, UnitResult
-from epcross.harness.rows import failed_records
-from epcross.harness.store import (
+from epcross.harness.storing.parquet import rows_table, samples_table, write_tables
+from epcross.harness.storing.rows import failed_records
+from epcross.harness.storing.store import (
     RunDirectory,
     compact,
     create_run,

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from epcross.harness.errors import ConfigError
-from epcross.harness.placement import lay_out, problems
 from epcross.harness.point import Placement
 from epcross.harness.terms import PlacementKind
+from epcross.harness.workload.placement import lay_out, problems
 
 
 def test_contiguous_puts_expert_e_in_slot_e():

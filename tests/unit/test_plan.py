@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
-from epcross.harness.grid import block_problems, excluded, expand, override_axis
-from epcross.harness.library import Library
-from epcross.harness.plan import Plan, build
-from epcross.harness.schema import Block
+from epcross.harness.planning.grid import block_problems, excluded, expand, override_axis
+from epcross.harness.planning.library import Library
+from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.schema import Block
 from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Status
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import plan_of, problems_of, the_problem
 
-from epcross.harness.tokens import capacity, nominal_tokens, tokens_of_ranks
-from epcross.harness.typed import Mismatch
+from epcross.harness.planning.tokens import capacity, nominal_tokens, tokens_of_ranks
+from epcross.harness.planning.typed import Mismatch
 
 ONE = ("sweep=crossover", "backend=plain", "regime=steady")
 

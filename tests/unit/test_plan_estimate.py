@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from planning import plan_of
 
-from epcross.harness import estimate
+from epcross.harness.planning import estimate
 from epcross.harness.terms import Regime
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from epcross.harness.display import failure_line, progress_line
-from epcross.harness.progress import Pace, ProgressLog, ProgressReader, attempts
+from epcross.harness.running.display import failure_line, progress_line
+from epcross.harness.running.progress import Pace, ProgressLog, ProgressReader, attempts
 
 
 def unit(second: int, reason: str | None = None) -> dict[str, Any]:

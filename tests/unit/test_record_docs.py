@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from epcross.harness.parquet import SAMPLES_SCHEMA
 from epcross.harness.record import COLUMNS, Record
-from epcross.harness.record_docs import column_table, with_column_table
+from epcross.harness.storing.parquet import SAMPLES_SCHEMA
+from epcross.harness.storing.record_docs import column_table, with_column_table
 
 PAGE = Path(__file__).parents[2] / "results" / "README.md"
 
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "results" / "README.md"
 def test_the_dictionary_is_that_of_the_code():
     page = PAGE.read_text()
     assert page == with_column_table(page), (
-        "make it anew with `python -m epcross.harness.record_docs results/README.md`"
+        "make it anew with `python -m epcross.harness.storing.record_docs results/README.md`"
     )
 
 

@@ -3,10 +3,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from epcross.harness.placement import lay_out
 from epcross.harness.point import Placement, Routing
-from epcross.harness.routing import apportion, choose, problems, trace_rows, zipf_table
 from epcross.harness.terms import PlacementKind, RoutingKind
+from epcross.harness.workload.placement import lay_out
+from epcross.harness.workload.routing import apportion, choose, problems, trace_rows, zipf_table
 
 PINNED_UNIFORM = [
     [[77, 248, 35, 100, 11, 208, 108, 16], [242, 138, 217, 164, 2, 81, 156, 214]],

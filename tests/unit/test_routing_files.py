@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from epcross.harness.errors import InputError
-from epcross.harness.routing_files import content_sha256, read_matrix, read_trace
+from epcross.harness.workload.routing_files import content_sha256, read_matrix, read_trace
 
 GOOD = np.array([[0, 1], [2, 3], [-1, 3], [1, -1], [-1, -1]])
 

@@ -9,7 +9,7 @@ from store_values import CONTEXT, TIMING, TINY, make_point, make_unit
 
 from epcross.harness.point import Placement, Routing
 from epcross.harness.record import Record
-from epcross.harness.rows import base_record, check_record, failed_records, join_words, planned_records
+from epcross.harness.storing.rows import base_record, check_record, failed_records, join_words, planned_records
 from epcross.harness.terms import Flag, PlacementKind, Regime, RoutingKind, RowFormat, Stage, Status
 
 OK = replace(make_unit(make_point()).records[0], boundary="pack transfer", weights_by="experts", flags="late_start")

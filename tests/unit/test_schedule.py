@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from epcross.harness.job import Turn, TurnKind
 from epcross.harness.point import Model, Placement, Point
-from epcross.harness.schedule import turn_order, turns
+from epcross.harness.running.job import Turn, TurnKind
+from epcross.harness.running.schedule import turn_order, turns
 from epcross.harness.terms import Regime
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epcross.harness.stats import (
+from epcross.harness.measuring.stats import (
     Estimate,
     IntervalKind,
     NoTiming,

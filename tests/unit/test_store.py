@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from store_values import failing, files_of, make_point
 
-from epcross.harness import run_directory, sealed
 from epcross.harness.errors import StoreError
 from epcross.harness.record import SCHEMA_VERSION
-from epcross.harness.store import (
+from epcross.harness.storing import run_directory, sealed
+from epcross.harness.storing.store import (
     RunDirectory,
     claim,
     create_run,
@@ -123,7 +123,7 @@ CLAIMER = """
 import sys, time
 from pathlib import Path
 from epcross.harness.errors import StoreError
-from epcross.harness.store import claim
+from epcross.harness.storing.store import claim
 try:
     claim(Path(sys.argv[1]))
 except StoreError as error:

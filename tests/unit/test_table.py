@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console, RenderableType
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
+from epcross.harness.analysis.table import WIDTH, Footnotes, microseconds, run_table, status_table
 from epcross.harness.record import Record
-from epcross.harness.rows import failed_records
-from epcross.harness.table import WIDTH, Footnotes, microseconds, run_table, status_table
+from epcross.harness.storing.rows import failed_records
 from epcross.harness.terms import Regime, Stage, Status
 
 

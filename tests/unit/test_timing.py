@@ -5,9 +5,9 @@ import pytest
 from tests.contract.threads import ThreadGroup, on_ranks
 
 from epcross.harness.errors import WaitExpired
-from epcross.harness.stats import NoTiming, estimate
+from epcross.harness.measuring.stats import NoTiming, estimate
+from epcross.harness.measuring.timing import EmptyPair, StartLine, entry_series, pairs_for, steady_series
 from epcross.harness.terms import Phase, Regime
-from epcross.harness.timing import EmptyPair, StartLine, entry_series, pairs_for, steady_series
 
 
 class Recorder:
@@ -119,7 +119,7 @@ def test_ranks_agree_on_every_start_and_leave_no_file():
     assert first is not None
     assert first == second == third
     assert first == sorted(set(first))
-    assert not list(Path("/dev/shm").glob("epcross-*-start"))
+    assert not list(Path("/dev/shm").glob("epcross-*_start-*"))
 
 
 def test_a_rank_that_never_lines_up_is_named_within_the_limit():

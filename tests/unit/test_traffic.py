@@ -3,11 +3,19 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from epcross.harness.placement import lay_out
 from epcross.harness.point import Placement, Routing
 from epcross.harness.record import COLUMNS
-from epcross.harness.routing import choose
-from epcross.harness.traffic import count, gini, matrices, mean_over_sets, rank_bytes, selection_bytes, wire_bytes
+from epcross.harness.workload.placement import lay_out
+from epcross.harness.workload.routing import choose
+from epcross.harness.workload.traffic import (
+    count,
+    gini,
+    matrices,
+    mean_over_sets,
+    rank_bytes,
+    selection_bytes,
+    wire_bytes,
+)
 
 
 def test_two_experts_of_the_own_rank_are_two_selections_one_pair_and_nothing_remote():

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_values import CONTEXT, TIMING, failing, files_of, make_point, make_unit
 
-from epcross.harness import sealed
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Samples, UnitResult
-from epcross.harness.rows import failed_records
-from epcross.harness.store import (
+from epcross.harness.storing import sealed
+from epcross.harness.storing.rows import failed_records
+from epcross.harness.storing.store import (
     RunDirectory,
     create_run,
     done_units,
@@ -183,7 +183,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from epcross.harness.store import open_run, write_unit
+from epcross.harness.storing.store import open_run, write_unit
 from store_values import make_point, make_unit
 run = open_run(Path(sys.argv[1]))
 print("ready", flush=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from epcross.harness.rendezvous import Abort
+from epcross.harness.running.rendezvous import Abort
+from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
 from epcross.harness.terms import Stage, Status
-from epcross.harness.verdict import Ending, Outcome, Verdict, judge
 
 OK = Outcome(ending=Ending.OK, stage=Stage.CLOSE)
 

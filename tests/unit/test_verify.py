@@ -9,10 +9,10 @@ from tests._points import oracle_landed, received_from, slots_of, small_point
 from epcross.harness.backends.base import Reduction
 from epcross.harness.errors import ConfigError
 from epcross.harness.point import Routing
-from epcross.harness.tape import Payload
 from epcross.harness.terms import RoutingKind, RowFormat, WeightsBy
-from epcross.harness.verify import Checker
-from epcross.harness.workload import group_batch, slot_scale
+from epcross.harness.verification.verify import Checker
+from epcross.harness.workload.batches import group_batch, slot_scale
+from epcross.harness.workload.tape import Payload
 from epcross.kernels import reference
 from epcross.kernels.codecs import bf16_to_float, float_to_bf16
 

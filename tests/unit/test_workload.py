@@ -4,9 +4,9 @@ from tests._points import slots_of, small_point
 
 from epcross.harness.errors import ConfigError
 from epcross.harness.point import Routing
-from epcross.harness.tape import Payload
 from epcross.harness.terms import RoutingKind, RowFormat
-from epcross.harness.workload import assemble, group_batch, ids_hash, slot_scale
+from epcross.harness.workload.batches import assemble, group_batch, ids_hash, slot_scale
+from epcross.harness.workload.tape import Payload
 from epcross.kernels.codecs import bf16_to_float, decode
 from epcross.kernels.formats import row_size
 

@@ -1,0 +1,1 @@
+"""From stored rows to what a person reads. No torch, no GPU library."""

@@ -1,0 +1,234 @@
+"""One unit, start to finish, on every rank: prepare, verify, time, verify again, describe.
+
+The only place where a backend, the workload, the checks and the clock meet. Collective: all ranks run it in step and
+rank 0 returns the rows. A wrong output is a result (`incorrect`); anything else that goes wrong is raised, and the
+supervisors record it.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from epcross.harness.backends.base import Backend, Description, Group, Int32, Shard
+from epcross.harness.measuring.timing import EmptyPair, StartLine, entry_series, pairs_for, steady_series
+from epcross.harness.measuring.unit_rows import (
+    Chain,
+    chains_from_bytes,
+    chains_to_bytes,
+    described_fields,
+    description_from_json,
+    description_to_json,
+    unit_result,
+)
+from epcross.harness.point import Point, Timing, Unit
+from epcross.harness.record import UnitResult
+from epcross.harness.storing.rows import RunContext, base_record, failed_records
+from epcross.harness.terms import Flag, Phase, Regime, Stage, Status
+from epcross.harness.verification.verify import Checker
+from epcross.harness.workload import traffic
+from epcross.harness.workload.batches import GroupBatch, group_batch, ids_hash
+from epcross.harness.workload.placement import Slots, lay_out
+from epcross.harness.workload.tape import Payload
+
+EXACT_SET = 1_000
+"""Set numbers from here on are used in checks only, so that a check never repeats a timed set's ids."""
+
+FRESH_SET = 2_000
+INSTRUMENT_ITERATIONS = 64
+
+
+class Incorrect(Exception):
+    """An output was wrong on some rank; every rank raises it together with the same sentence."""
+
+    def __init__(self, stage: Stage, rank: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.stage, self.rank, self.sentence = stage, rank, sentence
+
+
+def measure_unit(
+    backend: Backend,
+    unit: Unit,
+    timing: Timing,
+    group: Group,
+    context: RunContext,
+    report_stage: Callable[[Stage], None],
+    flags: Iterable[Flag] = (),
+) -> UnitResult | None:
+    """Measure one unit on this rank; the rows on rank 0, None on the others.
+
+    Raises whatever the backend raises, `WaitExpired` and `GroupError`; a wrong output is no exception but rows of
+    status `incorrect`.
+    """
+    begin, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    flags = frozenset(flags)
+    session = _Session(backend, unit.point, timing, group, report_stage, oversubscribed=Flag.OVERSUBSCRIBED in flags)
+    wrong: Incorrect | None = None
+    chains: list[Chain] = []
+    facts: dict[str, Any] = {}
+    try:
+        chains = session.run()
+        facts = {"instrumentation_us": session.instrument_us(), **session.traffic_fields()}
+        facts |= described_fields(backend, session.descriptions())
+    except Incorrect as found:
+        wrong = found
+    # other exceptions skip this: close is collective, and the peers of a rank that raised are not coming
+    report_stage(Stage.CLOSE)
+    backend.close()
+    session.close()
+    if wrong is not None:
+        if group.rank != 0:
+            return None
+        records = failed_records(
+            unit.point,
+            timing,
+            unit.launch,
+            context,
+            Status.INCORRECT,
+            wrong.sentence,
+            failed_rank=wrong.rank,
+            failed_stage=wrong.stage,
+            flags=flags,
+        )
+        return UnitResult(point_id=unit.point.point_id, launch=unit.launch, records=records)
+    gathered = [chains_from_bytes(data) for data in group.all_gather(chains_to_bytes(chains))]
+    if group.rank != 0:
+        return None
+    common = replace(
+        base_record(unit.point, context),
+        launch=unit.launch,
+        started_at=started_at,
+        wall_s=round(time.monotonic() - begin, 3),
+        boundary=None,
+        **facts,
+    )
+    return unit_result(unit, timing, common, gathered, flags=flags, boundary=backend.boundary)
+
+
+class _Session:
+    """The state of one unit on one rank."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        point: Point,
+        timing: Timing,
+        group: Group,
+        report_stage: Callable[[Stage], None],
+        *,
+        oversubscribed: bool,
+    ) -> None:
+        self.backend, self.point, self.timing, self.group = backend, point, timing, group
+        self.report_stage = report_stage
+        self.oversubscribed = oversubscribed
+        self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
+        self.checker = Checker(point, group.rank, self.slots, backend.weights_by, backend.reduction)
+        self.line: StartLine | None = None
+        self.ids: list[tuple[Int32, ...]] = []
+        self.counts: list[traffic.Traffic] = []
+
+    def run(self) -> list[Chain]:
+        """Every seed and chain of the unit."""
+        chains: list[Chain] = []
+        for seed in range(self.timing.seeds):
+            timed = [self._batch(seed, s, Payload.RANDOM) for s in range(self.timing.sets)]
+            if seed == 0:
+                self._prepare(timed)
+            self.ids += [batch.ids for batch in timed]
+            self.counts += [traffic.count(batch.ids, self.slots.slot_rank, self.point.ep_size) for batch in timed]
+            self.report_stage(Stage.VERIFY_BEFORE)
+            self._check_round(Stage.VERIFY_BEFORE, 0, self._batch(seed, EXACT_SET, Payload.EXACT))
+            for s, batch in enumerate(timed):
+                self._check_round(Stage.VERIFY_BEFORE, s, batch)
+            self.report_stage(Stage.TIME)
+            chains += self._time(seed, timed)
+            self.report_stage(Stage.VERIFY_AFTER)
+            self._check_round(Stage.VERIFY_AFTER, 0, self._batch(seed, FRESH_SET, Payload.RANDOM))
+        return chains
+
+    def _batch(self, seed: int, set_index: int, payload: Payload) -> GroupBatch:
+        return group_batch(self.point, seed=seed, set_index=set_index, payload=payload)
+
+    def _prepare(self, timed: list[GroupBatch]) -> None:
+        self.report_stage(Stage.PREPARE)
+        shard = Shard(
+            rank=self.group.rank,
+            tokens=self.point.tokens,
+            slot_rank=self.slots.slot_rank,
+            batches=tuple(batch.batch(self.group.rank) for batch in timed),
+        )
+        self.backend.prepare(self.point, shard, self.group)
+        self.line = StartLine(self.group, oversubscribed=self.oversubscribed, limit_s=self.timing.wall_limit_s)
+        # compiling and tuning take unequal times; nobody may start a bounded wait before all are ready
+        self.group.barrier()
+
+    def _check_round(self, stage: Stage, set_index: int, batch: GroupBatch) -> None:
+        """One pair with new inputs in poisoned buffers, checked on every rank; raises `Incorrect` on all together."""
+        backend, group = self.backend, self.group
+        group.barrier()  # no peer may still be writing when inputs and buffers change
+        backend.refill(set_index, batch.batch(group.rank))
+        backend.poison()
+        group.barrier()  # no row may arrive at a rank that has yet to poison
+        backend.dispatch(set_index)
+        received = backend.received(set_index)
+        wrong = self.checker.check_received(batch, received)
+        if wrong is None:
+            backend.stage(set_index, self.checker.partials(batch, received))
+        self._agree(stage, wrong)
+        backend.combine(set_index)
+        self._agree(stage, self.checker.check_combined(batch, backend.combined(set_index)))
+
+    def _agree(self, stage: Stage, wrong: object | None) -> None:
+        verdicts = self.group.all_gather(b"" if wrong is None else str(wrong).encode())
+        for rank, verdict in enumerate(verdicts):
+            if verdict:
+                raise Incorrect(stage, rank, verdict.decode())
+
+    def _time(self, seed: int, timed: list[GroupBatch]) -> list[Chain]:
+        assert self.line is not None
+        timing, backend, line = self.timing, self.backend, self.line
+        warm = steady_series(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets, line=line)
+        slowest_us = max(float(v) for v in self.group.all_gather(repr(warm.values_us[Phase.ROUND_TRIP][0]).encode()))
+        pairs = pairs_for(
+            timing.chain_ms, slowest_us, min_pairs=timing.min_pairs, max_pairs=timing.max_pairs, sets=timing.sets
+        )
+        chains = []
+        for chain in range(timing.chains):
+            if self.point.regime is Regime.STEADY:
+                series = steady_series(backend, pairs=pairs, sets=timing.sets, line=line)
+                last_set = (pairs - 1) % timing.sets
+            else:
+                series = entry_series(backend, iterations=timing.iterations, sets=timing.sets, line=line)
+                last_set = (timing.iterations - 1) % timing.sets
+            backend.drain_timing()
+            chains.append(Chain(seed=seed, chain=chain, series=series))
+            if backend.stable_order:
+                # what was timed is what is checked: the last timed pair must have left this set's true sums
+                self._agree(Stage.TIME, self.checker.check_combined(timed[last_set], backend.combined(last_set)))
+        return chains
+
+    def instrument_us(self) -> float:
+        """An empty pair through the path just used, in microseconds."""
+        assert self.line is not None
+        if self.point.regime is Regime.STEADY:
+            series = steady_series(EmptyPair(), pairs=INSTRUMENT_ITERATIONS, sets=self.timing.sets, line=self.line)
+        else:
+            series = entry_series(EmptyPair(), iterations=INSTRUMENT_ITERATIONS, sets=self.timing.sets, line=self.line)
+        return round(statistics.median(series.values_us[Phase.ROUND_TRIP]), 4)
+
+    def descriptions(self) -> list[Description]:
+        """What ran on every rank."""
+        data = description_to_json(self.backend.describe())
+        return [description_from_json(item) for item in self.group.all_gather(data)]
+
+    def traffic_fields(self) -> dict[str, Any]:
+        """The realised routing of all sets and seeds, for the row."""
+        return {**asdict(traffic.mean_over_sets(self.counts)), "ids_hash": ids_hash(self.ids)}
+
+    def close(self) -> None:
+        """Release what the session itself mapped."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None

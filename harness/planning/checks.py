@@ -1,0 +1,101 @@
+"""What makes a point impossible for every backend: an error of the sweep, found before anything runs."""
+
+import math
+import re
+
+from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.point import Point, Timing
+from epcross.harness.workload import placement, routing
+from epcross.kernels.formats import row_size
+
+MAX_EP_SIZE = 1024
+"""Ranks of a group; a guard against EP and expert counts swapped, far above any scale-up domain today."""
+
+MAX_TOKENS = 2**24
+"""Capacity of a rank; sizes and indices of rows stay far inside the integers that kernels use."""
+
+
+def point_problems(point: Point) -> list[str]:
+    """Every reason why `point` makes no sense, as sentences; empty if it does."""
+    if not 1 <= point.ep_size <= MAX_EP_SIZE:
+        return [f"ep_size={point.ep_size} must lie between 1 and {MAX_EP_SIZE}"]
+    model = point.model
+    problems = [
+        f"model '{model.name}': {name}={value} must be at least 1"
+        for name in ("num_experts", "top_k", "hidden", "intermediate")
+        if (value := getattr(model, name)) < 1
+    ]
+    if problems:
+        return problems
+    problems += _format_problems(point)
+    shape = f"model '{model.name}': "
+    problems += [shape + text for text in placement.problems(point.placement, model.num_experts, point.ep_size)]
+    problems += [
+        (shape if "top_k" in text else "") + text
+        for text in routing.problems(
+            point.routing, num_experts=model.num_experts, top_k=model.top_k, ep_size=point.ep_size
+        )
+    ]
+    if point.routing.masked_fraction == 1.0:
+        problems.append("routing.masked_fraction=1.0 drops every selection; there would be nothing to time")
+    problems += _token_problems(point)
+    return problems
+
+
+def timing_problems(timing: Timing) -> list[str]:
+    """Numbers of a timing that would time nothing, or never end."""
+    problems = [
+        f"timing.{name}={value} must be at least {least}"
+        for name, least in (
+            ("launches", 1),
+            ("seeds", 1),
+            ("chains", 1),
+            ("min_pairs", 1),
+            ("iterations", 1),
+            ("warmup_pairs", 0),
+            ("sets", 1),
+        )
+        if (value := getattr(timing, name)) < least
+    ]
+    problems += [
+        f"timing.{name}={value} must be above 0"
+        for name in ("chain_ms", "wall_limit_s")
+        if not 0 < (value := getattr(timing, name)) < math.inf
+    ]
+    if timing.max_pairs < timing.min_pairs:
+        problems.append(f"timing.max_pairs={timing.max_pairs} is below min_pairs={timing.min_pairs}")
+    return problems
+
+
+def backend_problems(config: BackendConfig) -> list[str]:
+    """What a backend's YAML says that cannot be used, besides wrong keys and types."""
+    problems = [f"{name} is empty" for name in ("target", "label") if not getattr(config, name).strip()]
+    if not re.fullmatch("#[0-9a-fA-F]{6}", config.color):
+        problems.append(f'color is {config.color!r}, but must be written "#rrggbb", in quotes')
+    return problems
+
+
+def _format_problems(point: Point) -> list[str]:
+    problems: list[str] = []
+    for name, row_format in (("dispatch_format", point.dispatch_format), ("combine_format", point.combine_format)):
+        try:
+            row_size(row_format, point.model.hidden)
+        except ValueError as error:
+            problems.append(f"model '{point.model.name}', {name}: {error}")
+    return problems
+
+
+def _token_problems(point: Point) -> list[str]:
+    problems: list[str] = []
+    if any(t < 0 for t in point.tokens):
+        problems.append(f"tokens of ranks {list(point.tokens)}: a rank cannot have fewer than 0 tokens")
+    elif not any(point.tokens):
+        problems.append(f"no rank has any token (ep_size={point.ep_size}); there would be nothing to time")
+    if point.max_tokens_per_rank > MAX_TOKENS:
+        problems.append(f"max_tokens_per_rank={point.max_tokens_per_rank} must be at most {MAX_TOKENS}")
+    if len(point.tokens) == point.ep_size and max(point.tokens) > point.max_tokens_per_rank:
+        problems.append(
+            f"max_tokens_per_rank={point.max_tokens_per_rank} is less than the {max(point.tokens)} tokens of the "
+            "fullest rank; raise it or leave it out"
+        )
+    return problems

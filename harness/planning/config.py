@@ -1,0 +1,272 @@
+"""From override words to one resolved configuration. Hydra and OmegaConf stay behind this file and `library`.
+
+Words follow Hydra's override grammar (https://hydra.cc/docs/advanced/override_grammar/basic/):
+
+    sweep=NAME timing=NAME cluster=NAME launcher=NAME     choose an option of a group
+    timing.launches=3                                     change a field of it
+    tokens_per_rank=1,8,32  model=qwen3_235b              run a factor over these values instead of the sweep's own
+    routing.exponent=0.8,1.2  backend.options.NAME=VALUE  the same for a field or a backend's option
+    output_dir=DIR                                        where runs are kept
+
+Everything wrong is collected and raised together.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.errors import ConfigError
+from epcross.harness.planning.checks import timing_problems
+from epcross.harness.planning.factors import FIELDS, GROUPS, SCALARS, canonical, checked, is_factor, unknown_factor
+from epcross.harness.planning.grid import block_problems, override_axis, values_of
+from epcross.harness.planning.library import SCHEMAS, Library, quoted
+from epcross.harness.planning.schema import Block, Cluster, Launcher, Sweep
+from epcross.harness.planning.typed import Mismatch, build, field_types, suggest
+from epcross.harness.point import Timing
+
+DEFAULT_SWEEP = "quickstart"
+CHOICES = ("timing", "cluster", "launcher")
+"""Groups of which one option is chosen for the whole sweep."""
+
+_KEYS = ["sweep", *CHOICES, "output_dir", *GROUPS, *SCALARS, *FIELDS, "timing.FIELD", "backend.options.NAME"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything resolved, nothing expanded: factor names are canonical, every value has its type."""
+
+    sweep: str
+    description: str
+    floor_only: bool
+    blocks: tuple[Block, ...]
+    defaults: dict[str, Any]  # factor -> value where a block does not name it
+    timing: Timing
+    timing_name: str
+    cluster: Cluster
+    launcher: Launcher
+    output_dir: str
+    overrides: tuple[str, ...]
+    library: Library
+
+
+@dataclass(slots=True)
+class _Words:
+    """The override words, sorted by what they do."""
+
+    choices: dict[str, str]
+    fields: list[str]  # for Hydra, as given
+    axes: dict[str, list[Any]]
+
+
+def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Config:
+    """The configuration that `overrides` ask for.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    library = Library(config_dirs)
+    problems: list[str] = []
+    words = _read_words(overrides, library, problems)
+    name = words.choices.get("sweep", DEFAULT_SWEEP)
+    problems += filter(None, [library.unknown("sweep", name)])
+    library.load([("sweep", name)], problems)
+    sweep: Sweep | None = library.get("sweep", name)
+    choices = {group: words.choices.get(group) or (getattr(sweep, group) if sweep else "") for group in CHOICES}
+    problems += [problem for group, option in choices.items() if option and (problem := library.unknown(group, option))]
+    if problems or sweep is None:
+        # axes are still looked at, so that a wrong value beside a wrong name is reported with it
+        for factor, values in words.axes.items():
+            _checked_axis(factor, values, library, "command line", problems)
+        raise ConfigError(problems)
+
+    root = library.compose_root(
+        [f"{group}={quoted(option)}" for group, option in choices.items() if option] + words.fields
+    )
+    defaults = root.get("factors", {})
+    library.load(_named_options([*sweep.products(), Block(grid=words.axes), Block(grid=defaults)], library), problems)
+    timing, cluster, launcher = (_build_root(root, group, problems) for group in CHOICES)
+    axes = {
+        factor: _checked_axis(factor, values, library, "command line", problems)
+        for factor, values in words.axes.items()
+    }
+    problems += timing_problems(timing) if timing else []
+    blocks: list[Block] = []
+    for product in sweep.products():
+        block = _canonical(product)
+        for factor in axes:
+            block = override_axis(block, factor, [])  # what the sweep says of it no longer matters
+        block = _checked_block(block, library, f"sweep '{name}'", problems, done=axes)
+        blocks.append(block)
+    defaults = _checked_block(Block(grid=defaults), library, "config.yaml", problems).grid
+    if not isinstance(root.get("output_dir"), str) or not root["output_dir"]:
+        problems.append(f"output_dir is {root.get('output_dir')!r}, but must be the path of a folder")
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return Config(
+        sweep=name,
+        description=sweep.description,
+        floor_only=sweep.floor_only,
+        blocks=tuple(blocks),
+        defaults={factor: axis[0] for factor, axis in defaults.items()},
+        timing=timing,
+        timing_name=choices["timing"] or "default",
+        cluster=cluster,
+        launcher=launcher,
+        output_dir=root["output_dir"],
+        overrides=tuple(overrides),
+        library=library,
+    )
+
+
+def _read_words(overrides: Sequence[str], library: Library, problems: list[str]) -> _Words:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    words = _Words(choices={}, fields=[], axes={})
+    given: set[str] = set()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            problems.append(
+                f"'{text}' cannot be read ({' '.join(str(error).split())}); write key=value, and quote a value that "
+                f"holds = , or brackets inside the word: \"key='a,b=c'\""
+            )
+            continue
+        key = canonical(override.key_or_group)
+        if override.is_delete() or override.package is not None:
+            problems.append(f"'{text}': ~ and @ have no use here; name a factor with the values you want")
+            continue
+        if key in given:
+            problems.append(f"'{key}' is given twice; list its values once, {key}=a,b")
+            continue
+        given.add(key)
+        try:
+            values = _values(override, key, library)
+        except Mismatch as error:
+            problems.append(f"'{text}' {error}")
+            continue
+        if key in ("sweep", *CHOICES, "output_dir"):
+            _read_choice(key, values, text, words, problems)
+        elif key.split(".")[0] in CHOICES:
+            _read_field(key, values, text, words, problems)
+        elif is_factor(key):
+            words.axes[key] = values
+        else:
+            problems.append(f"unknown key '{key}' in '{text}'{suggest(key, _KEYS)}")
+    return words
+
+
+def _values(override: Any, key: str, library: Library) -> list[Any]:
+    """The values a parsed override stands for, in order."""
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
+
+    raw = override.value()
+    if isinstance(raw, Glob):
+        if key not in GROUPS:
+            raise Mismatch(f"uses glob(), which selects options of {', '.join(GROUPS)}")
+        names = raw.filter(library.names(key))
+        if not names:
+            raise Mismatch(f"selects nothing; allowed: {', '.join(library.names(key)) or 'nothing'}")
+        return names
+    if isinstance(raw, ChoiceSweep | RangeSweep):
+        if raw.shuffle:
+            raise Mismatch("uses shuffle(), but points keep a stable order; leave it out")
+        return [_plain(value) for value in override.sweep_iterator()]
+    if override.is_sweep_override():
+        raise Mismatch("is an interval; list values, or use range(start,stop,step)")
+    return [_plain(raw)]
+
+
+def _plain(value: Any) -> Any:
+    from hydra.core.override_parser.types import QuotedString
+
+    if isinstance(value, QuotedString):
+        return value.text
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _read_choice(key: str, values: list[Any], text: str, words: _Words, problems: list[str]) -> None:
+    if len(values) != 1 or not isinstance(values[0], str) or not values[0]:
+        problems.append(f"'{text}': {key} takes one {'path' if key == 'output_dir' else 'name'} for the whole sweep")
+    elif key == "output_dir":
+        words.fields.append(f"output_dir={quoted(values[0])}")
+    else:
+        words.choices[key] = values[0]
+
+
+def _read_field(key: str, values: list[Any], text: str, words: _Words, problems: list[str]) -> None:
+    group, _, name = key.partition(".")
+    kinds = field_types(SCHEMAS[group])
+    if name not in kinds:
+        problems.append(f"unknown key '{key}' in '{text}'{suggest(name, kinds)}")
+    elif len(values) != 1:
+        problems.append(f"'{text}': {key} is the same for the whole sweep; give one value")
+    else:
+        words.fields.append("++" + text.lstrip("+"))
+
+
+def _build_root(root: dict[str, Any], group: str, problems: list[str]) -> Any:
+    return build(SCHEMAS[group], root.get(group), group, problems)
+
+
+def _named_options(blocks: Sequence[Block], library: Library) -> list[tuple[str, str]]:
+    """The options that blocks name, to be composed together, which is much faster than one at a time."""
+    parts = [part for block in blocks for part in (block.grid, *block.zip, *block.exclude)]
+    named = [(group, name) for part in parts for group in GROUPS if group in part for name in values_of(part[group])]
+    return [(group, name) for group, name in named if isinstance(name, str) and name in library.names(group)]
+
+
+def _canonical(block: Block) -> Block:
+    return Block(
+        grid={canonical(factor): axis for factor, axis in block.grid.items()},
+        zip=tuple({canonical(factor): axis for factor, axis in table.items()} for table in block.zip),
+        exclude=tuple({canonical(factor): axis for factor, axis in match.items()} for match in block.exclude),
+    )
+
+
+def _checked_block(
+    block: Block, library: Library, where: str, problems: list[str], done: Mapping[str, list[Any]] | None = None
+) -> Block:
+    """The block with every value typed and every name known; what is not is added to `problems`.
+
+    Axes in `done` are checked already and replace those of the block.
+    """
+    done = done or {}
+
+    def checked_part(part: Mapping[str, Any], place: str) -> dict[str, list[Any]]:
+        return {
+            factor: done[factor]
+            if factor in done and place == "grid"
+            else _checked_axis(factor, axis, library, f"{where}: {place}", problems)
+            for factor, axis in part.items()
+        }
+
+    # an axis in `done` has its values, or a problem of its own that says why not
+    shape = Block(grid={**block.grid, **{factor: [None] for factor in done}}, zip=block.zip)
+    problems += [f"{where}: {problem}" for problem in block_problems(shape)]
+    return Block(
+        grid=checked_part(block.grid, "grid"),
+        zip=tuple(checked_part(table, "zip") for table in block.zip),
+        exclude=tuple(checked_part(match, "exclude") for match in block.exclude),
+    )
+
+
+def _checked_axis(factor: str, axis: Any, library: Library, where: str, problems: list[str]) -> list[Any]:
+    if not is_factor(factor):
+        problems.append(f"{where}: {unknown_factor(factor)}")
+        return []
+    values: list[Any] = []
+    for value in values_of(axis):
+        try:
+            values.append(checked(factor, value))
+        except Mismatch as error:
+            problems.append(f"{where}: {factor} {error}")
+            continue
+        if factor in GROUPS and (problem := library.unknown(factor, value)):
+            problems.append(f"{where}: {problem}")
+    if factor in GROUPS:
+        library.load([(factor, name) for name in values], problems)
+    return values

@@ -1,0 +1,156 @@
+"""What a plan needs, in closed form: time, memory of a rank, bytes of /dev/shm. Rough on purpose; nothing is run.
+
+job  = launches x (backends x group start + units)
+unit = prepare + seeds x (checks before and after + chains x series)
+series = (warm-up + timed pairs) x pair
+pair = (fixed cost + rows over the copy rate), both stretched where ranks outnumber cores
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.backends import loader
+from epcross.harness.backends.base import Backend
+from epcross.harness.planning.plan import Job, Plan
+from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.point import Point, Timing
+from epcross.harness.terms import REGIME_PHASES, Domain, Regime, RowFormat
+from epcross.kernels.formats import row_size
+
+GROUP_START_S = 0.6
+"""Starting one rank's worker: interpreter, numpy, mapping of memory. Two ranks on two cores of a 2020s server."""
+
+PREPARE_S = 0.05
+"""Untimed work of a unit that does not grow with rows."""
+
+CHECK_GBPS = 1.0
+"""Rows generated and checked, in 10^9 bytes per second; what the harness promises at worst."""
+
+PAIR_FIXED_US = 10.0
+"""A dispatch and combine of one small row between two ranks through shared memory."""
+
+SWITCH_US = 50.0
+"""A wait that ends by a change of process, paid where ranks outnumber cores."""
+
+COPY_GBPS = 3.0
+"""Rate at which one core copies rows to another's landing buffer, in 10^9 bytes per second."""
+
+PROCESS_BYTES = 150 * 10**6
+"""A worker with numpy and scipy, without rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one job needs. Time is a sum; bytes are the largest at any moment, for backends take turns."""
+
+    ep_size: int
+    units: int
+    rows: int  # result rows of points that are tried
+    time_s: float
+    rank_memory_bytes: int  # of the fullest rank, workspace included
+    shm_bytes: int  # of the host, all ranks together
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def needs(plan: Plan, cores: int | None = None) -> tuple[Need, ...]:
+    """The need of each job of the plan, for a host with `cores` usable cores (this host's by default)."""
+    cores = cores or usable_cores()
+    backends: dict[tuple[str, Any], Backend] = {}
+    return tuple(_job_need(job, plan, cores, backends) for job in plan.jobs)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def free_shm_bytes(folder: Path = Path("/dev/shm")) -> int | None:
+    """Free bytes where shared-memory segments live; None where there is no such folder."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
+
+
+def pair_us(point: Point, cores: int) -> float:
+    """Expected time of one dispatch and combine, in microseconds."""
+    crowd = max(1.0, point.ep_size / cores)
+    copies = min(point.model.top_k, point.ep_size)
+    copied_bytes = max(point.tokens) * copies * (_dispatch_bytes(point) + _combine_bytes(point))
+    switches_us = SWITCH_US * point.ep_size if crowd > 1.0 else 0.0
+    return (PAIR_FIXED_US + copied_bytes / (COPY_GBPS * 1e3)) * crowd + switches_us
+
+
+def series_s(point: Point, timing: Timing, cores: int) -> float:
+    """Expected time of one timed series, warm-up included, in seconds."""
+    pair = pair_us(point, cores)
+    if point.regime is Regime.STEADY:
+        pairs = min(max(timing.chain_ms * 1e3 / pair, timing.min_pairs), timing.max_pairs)
+    else:
+        pairs = timing.iterations
+    return (timing.warmup_pairs + pairs) * pair * 1e-6
+
+
+def checked_bytes(point: Point, timing: Timing) -> int:
+    """Bytes generated and checked for one seed, all ranks: inputs of every set, and two passes before and after."""
+    tokens = sum(point.tokens)
+    sent = tokens * _dispatch_bytes(point)
+    received = sent * min(point.model.top_k, point.ep_size)
+    combined = tokens * _combine_bytes(point)
+    return timing.sets * sent + 4 * (sent + received + combined)
+
+
+def unit_s(point: Point, timing: Timing, cores: int) -> float:
+    """Expected time of one unit, in seconds; never more than its wall limit."""
+    checks = checked_bytes(point, timing) / (CHECK_GBPS * 1e9)
+    expected = PREPARE_S + timing.seeds * (checks + timing.chains * series_s(point, timing, cores))
+    return min(expected, timing.wall_limit_s)
+
+
+def rank_bytes(point: Point, timing: Timing, workspace_bytes: int) -> int:
+    """Memory of the fullest rank: the process, its inputs, what a check holds, and the workspace."""
+    ids_and_weights = 8 * point.model.top_k
+    inputs = timing.sets * max(point.tokens) * (_dispatch_bytes(point) + ids_and_weights)
+    # at worst every token comes to one rank
+    received = sum(point.tokens) * (_dispatch_bytes(point) + _combine_bytes(point) + ids_and_weights)
+    return PROCESS_BYTES + inputs + received + workspace_bytes
+
+
+def _dispatch_bytes(point: Point) -> int:
+    return row_size(point.dispatch_format, point.model.hidden).padded_bytes
+
+
+def _combine_bytes(point: Point) -> int:
+    # experts return BF16 until a backend quantises its combine
+    return row_size(RowFormat.BF16, point.model.hidden).padded_bytes
+
+
+def _job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], Backend]) -> Need:
+    timing = plan.timing
+    workspaces = {point: _workspace_bytes(point, plan.backends, backends) for point in job.points}
+    group_s = GROUP_START_S * max(1.0, job.ep_size / cores)
+    once_s = len(job.backends) * group_s + sum(unit_s(point, timing, cores) for point in job.points)
+    return Need(
+        ep_size=job.ep_size,
+        units=len(job.points) * timing.launches,
+        rows=sum(len(REGIME_PHASES[point.regime]) for point in job.points) * timing.repeats,
+        time_s=timing.launches * once_s,
+        rank_memory_bytes=max((rank_bytes(p, timing, size) for p, size in workspaces.items()), default=0),
+        shm_bytes=max((job.ep_size * size for p, size in workspaces.items() if p.domain is Domain.CPU), default=0),
+    )
+
+
+def _workspace_bytes(
+    point: Point, configs: Mapping[str, BackendConfig], backends: dict[tuple[str, Any], Backend]
+) -> int:
+    key = (point.backend, point.options)
+    if key not in backends:
+        backends[key] = loader.for_point(configs[point.backend], point)
+    return backends[key].workspace_bytes(point)

@@ -1,0 +1,229 @@
+"""The plan: every point of a sweep, which cannot run and why, and the jobs that run the others. Runs nothing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.backends import loader
+from epcross.harness.backends.base import Backend
+from epcross.harness.errors import ConfigError
+from epcross.harness.planning.assemble import Assembler, assignments
+from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems
+from epcross.harness.planning.config import Config, resolve
+from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher
+from epcross.harness.point import Point, Timing
+from epcross.harness.terms import Domain, Sharing, Status
+
+__all__ = ["Impossible", "Job", "Plan", "build", "point_problems"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Impossible:
+    """A planned point that is not tried: its rows carry this status and reason."""
+
+    point: Point
+    status: Status  # UNSUPPORTED or UNAVAILABLE
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything compared at one EP size: one allocation, the same ranks for all backends."""
+
+    ep_size: int
+    domain: Domain
+    sharing: Sharing
+    cluster: str
+    backends: tuple[str, ...]  # in the order of the sweep; empty for a floor-only job
+    points: tuple[Point, ...]  # those that can run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run will do. A run directory keeps it, and `--resume` rebuilds it from there."""
+
+    sweep: str
+    description: str
+    points: tuple[Point, ...]  # all, also the impossible ones
+    impossible: tuple[Impossible, ...]
+    jobs: tuple[Job, ...]
+    timing: Timing
+    launcher: Launcher
+    cluster: Cluster
+    output_dir: Path  # absolute
+    backends: Mapping[str, BackendConfig]
+    config: Mapping[str, Any] = field(default_factory=dict)  # what was resolved, as plain JSON
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values from which `from_json` rebuilds the plan. Jobs and reasons refer to points by number."""
+        numbers = {point: number for number, point in enumerate(self.points)}
+        return {
+            "sweep": self.sweep,
+            "description": self.description,
+            "points": [{"point_id": point.point_id, **point.to_json()} for point in self.points],
+            "impossible": [
+                {"point": numbers[i.point], "status": str(i.status), "reason": i.reason} for i in self.impossible
+            ],
+            "jobs": [
+                {
+                    "ep_size": job.ep_size,
+                    "domain": str(job.domain),
+                    "sharing": str(job.sharing),
+                    "cluster": job.cluster,
+                    "backends": list(job.backends),
+                    "points": [numbers[point] for point in job.points],
+                }
+                for job in self.jobs
+            ],
+            "timing": asdict(self.timing),
+            "launcher": asdict(self.launcher),
+            "cluster": asdict(self.cluster),
+            "output_dir": str(self.output_dir),
+            "backends": {name: backend.to_json() for name, backend in self.backends.items()},
+            "config": dict(self.config),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+        """The plan that `to_json` described."""
+        points = tuple(
+            Point.from_json({key: value for key, value in point.items() if key != "point_id"})
+            for point in data["points"]
+        )
+        return cls(
+            sweep=data["sweep"],
+            description=data["description"],
+            points=points,
+            impossible=tuple(
+                Impossible(point=points[i["point"]], status=Status(i["status"]), reason=i["reason"])
+                for i in data["impossible"]
+            ),
+            jobs=tuple(
+                Job(
+                    ep_size=job["ep_size"],
+                    domain=Domain(job["domain"]),
+                    sharing=Sharing(job["sharing"]),
+                    cluster=job["cluster"],
+                    backends=tuple(job["backends"]),
+                    points=tuple(points[number] for number in job["points"]),
+                )
+                for job in data["jobs"]
+            ),
+            timing=Timing(**data["timing"]),
+            launcher=Launcher(**data["launcher"]),
+            cluster=Cluster(**data["cluster"]),
+            output_dir=Path(data["output_dir"]),
+            backends={name: BackendConfig.from_json(backend) for name, backend in data["backends"].items()},
+            config=data["config"],
+        )
+
+
+def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Plan:
+    """The plan that `overrides` ask for, such as ["sweep=quickstart", "tokens_per_rank=1,8"].
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    config = resolve(overrides, config_dirs)
+    points = () if config.floor_only else tuple(Assembler(config).points(config))
+    backends = {name: config.library.get("backend", name) for name in dict.fromkeys(p.backend for p in points)}
+    impossible = _impossible(points, backends)
+    return Plan(
+        sweep=config.sweep,
+        description=config.description,
+        points=points,
+        impossible=tuple(impossible.values()),
+        jobs=_floor_jobs(config) if config.floor_only else _jobs(points, impossible, config.cluster.name),
+        timing=config.timing,
+        launcher=config.launcher,
+        cluster=config.cluster,
+        output_dir=Path(config.output_dir).expanduser().absolute(),
+        backends=backends,
+        config=_resolved(config),
+    )
+
+
+def _impossible(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -> dict[Point, Impossible]:
+    """Why points cannot run. A limit of the backend comes before a missing library: it holds on any machine."""
+    found: dict[Point, Impossible] = {}
+    absent: dict[str, str | None] = {}
+    instances: dict[tuple[str, tuple[Any, ...]], Backend | None] = {}
+    for point in points:
+        key = (point.backend, point.options)
+        if key not in instances:
+            try:
+                instances[key] = loader.for_point(configs[point.backend], point)
+            except loader.CannotImport:
+                instances[key] = None  # `unavailable` says so
+        reason = _unsupported(instances[key], point)
+        if reason is not None:
+            found[point] = Impossible(point=point, status=Status.UNSUPPORTED, reason=reason)
+            continue
+        if point.backend not in absent:
+            absent[point.backend] = loader.unavailable(configs[point.backend])
+        reason = absent[point.backend]
+        if reason is not None:
+            found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
+    return found
+
+
+def _unsupported(backend: Backend | None, point: Point) -> str | None:
+    if backend is None:
+        return None
+    if point.domain not in backend.domains:
+        return f"{point.backend} runs in domain {', '.join(sorted(backend.domains))}, not in {point.domain}"
+    try:
+        return backend.unsupported(point)
+    except Exception as error:  # one careless adapter must not end the plan
+        return f"its check of the point failed with {type(error).__name__}: {error}"
+
+
+def _jobs(points: Sequence[Point], impossible: Mapping[Point, Impossible], cluster: str) -> tuple[Job, ...]:
+    groups: dict[tuple[int, Domain, Sharing], list[Point]] = {}
+    for point in points:
+        if point not in impossible:
+            groups.setdefault((point.ep_size, point.domain, point.sharing), []).append(point)
+    return tuple(
+        Job(
+            ep_size=ep_size,
+            domain=domain,
+            sharing=sharing,
+            cluster=cluster,
+            backends=tuple(dict.fromkeys(point.backend for point in members)),
+            points=tuple(members),
+        )
+        for (ep_size, domain, sharing), members in groups.items()
+    )
+
+
+def _floor_jobs(config: Config) -> tuple[Job, ...]:
+    groups = dict.fromkeys((values["ep_size"], values["device"]) for values in assignments(config))
+    wrong = [f"ep_size={n} must lie between 1 and {MAX_EP_SIZE}" for n, _ in groups if not 1 <= n <= MAX_EP_SIZE]
+    if wrong:
+        raise ConfigError(wrong)
+    devices = {name: config.library.get("device", name) for _, name in groups}
+    return tuple(
+        Job(
+            ep_size=ep_size,
+            domain=devices[name].domain,
+            sharing=devices[name].sharing,
+            cluster=config.cluster.name,
+            backends=(),
+            points=(),
+        )
+        for ep_size, name in groups
+    )
+
+
+def _resolved(config: Config) -> dict[str, Any]:
+    resolved = {
+        "sweep": config.sweep,
+        "overrides": list(config.overrides),
+        "config_dirs": [str(folder) for folder in config.library.folders],
+        "timing": config.timing_name,
+        "blocks": [asdict(block) for block in config.blocks],
+        "defaults": dict(config.defaults),
+    }
+    return json.loads(json.dumps(resolved))  # tuples and enums as JSON has them, so that a stored plan equals this one

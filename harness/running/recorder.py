@@ -1,0 +1,132 @@
+"""Rank 0's pen: turns results and verdicts into stored units, and notes in `progress.jsonl` what happens when."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.errors import StoreError
+from epcross.harness.record import Record, Samples, UnitResult
+from epcross.harness.running.job import Job, Turn
+from epcross.harness.running.progress import ProgressLog
+from epcross.harness.running.verdict import Verdict
+from epcross.harness.storing.rows import failed_records, join_words
+from epcross.harness.storing.run_directory import open_run, read_floor, write_floor
+from epcross.harness.storing.units import write_unit
+from epcross.harness.terms import Flag, Stage, Status
+
+FINE = frozenset({Status.OK, Status.UNSUPPORTED, Status.UNAVAILABLE})
+"""Statuses that do not make a run a failure."""
+
+
+class Recorder:
+    """Writes what one job leaves. Only the supervisor of rank 0 has one."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.run = open_run(Path(job.run_dir))
+        self.progress = ProgressLog(self.run.path)
+
+    def turn(self, turn: Turn) -> None:
+        """A process group is about to begin."""
+        self.progress.note("turn", job=self.job.name, kind=turn.kind, backend=turn.backend, launch=turn.launch)
+
+    def start(self, turn: Turn, point_id: str) -> None:
+        """A unit begins; what was begun and never ended counts as an attempt."""
+        self.progress.note("start", job=self.job.name, point_id=point_id, launch=turn.launch, backend=turn.backend)
+
+    def stopped(self, kind: str, reason: str) -> None:
+        """The job ends early."""
+        self.progress.note("stopped", job=self.job.name, kind=kind, reason=reason)
+
+    def floor(self, result: dict[str, Any] | None, verdict: Verdict | None) -> None:
+        """Store the floor of this job, or why there is none."""
+        entry = result if verdict is None and result is not None else {"error": _sentence(verdict)}
+        write_floor(self.run, {**(read_floor(self.run) or {}), self.job.name: entry})
+        self.progress.note("floor", job=self.job.name, ok=verdict is None, reason=_sentence(verdict))
+
+    def skipped(self, turn: Turn, point_id: str, reason: str) -> None:
+        """Store the rows of a unit that is not tried, since its point failed in an earlier launch."""
+        records = failed_records(
+            self.job.points[point_id], self.job.timing, turn.launch, self.job.context, Status.SKIPPED, reason
+        )
+        self._store(turn, point_id, records, (), 0.0)
+
+    def unit(
+        self,
+        turn: Turn,
+        point_id: str,
+        result: dict[str, Any] | None,
+        verdict: Verdict | None,
+        flags: Iterable[Flag],
+        started_at: datetime,
+        wall_s: float,
+    ) -> bool:
+        """Store one unit's rows; returns whether all of them are fine."""
+        attempt = self.job.attempts.get(f"{point_id}.{turn.launch}", 0)
+        marks = {Flag.RETRIED} if attempt else set()
+        if verdict is None and result is None:
+            verdict = Verdict(status=Status.ERROR, rank=0, stage=Stage.CLOSE, reason="rank 0 returned no rows")
+        if verdict is None and result is not None:
+            records = tuple(Record(**record) for record in result["records"])
+            samples = tuple(Samples(**item) for item in result["samples"])
+            records = tuple(
+                replace(
+                    record,
+                    attempt=attempt,
+                    position=turn.position,
+                    flags=join_words([*record.flags.split(), *marks]),
+                )
+                for record in records
+            )
+            try:
+                return self._store(turn, point_id, records, samples, wall_s)
+            except StoreError as error:
+                # rows that break their own rules are this unit's failure; a full disk fails again below
+                verdict = Verdict(status=Status.ERROR, rank=0, stage=Stage.STORE, reason=str(error))
+        assert verdict is not None
+        silent = verdict.status in (Status.UNSUPPORTED, Status.UNAVAILABLE)  # nobody failed
+        records = failed_records(
+            self.job.points[point_id],
+            self.job.timing,
+            turn.launch,
+            self.job.context,
+            verdict.status,
+            verdict.reason,
+            failed_rank=None if silent else verdict.rank,
+            failed_stage=None if silent else verdict.stage,
+            flags=marks if silent else {*flags, *marks},
+        )
+        common = {
+            "attempt": attempt,
+            "position": turn.position,
+            "started_at": started_at.isoformat(timespec="seconds"),
+            "wall_s": round(wall_s, 3),
+        }
+        return self._store(turn, point_id, tuple(replace(r, **common) for r in records), (), wall_s)
+
+    def _store(
+        self, turn: Turn, point_id: str, records: tuple[Record, ...], samples: tuple[Samples, ...], wall_s: float
+    ) -> bool:
+        write_unit(self.run, UnitResult(point_id=point_id, launch=turn.launch, records=records, samples=samples))
+        statuses = Counter(record.status for record in records)
+        bad = next((record for record in records if record.status not in FINE), None)
+        self.progress.note(
+            "unit",
+            job=self.job.name,
+            point_id=point_id,
+            launch=turn.launch,
+            backend=turn.backend,
+            statuses=dict(statuses),
+            wall_s=round(wall_s, 3),
+            reason=bad.reason if bad else None,
+            failed_rank=bad.failed_rank if bad else None,
+            failed_stage=bad.failed_stage if bad else None,
+        )
+        return bad is None
+
+
+def _sentence(verdict: Verdict | None) -> str | None:
+    return None if verdict is None else f"rank {verdict.rank} failed in {verdict.stage}: {verdict.reason}"

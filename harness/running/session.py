@@ -1,0 +1,216 @@
+"""One session of a run: from a plan and a run folder to stored rows. A resumed run has several."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.errors import EpcrossError, StoreError
+from epcross.harness.planning.estimate import free_shm_bytes, needs
+from epcross.harness.planning.plan import Job as PlannedJob
+from epcross.harness.planning.plan import Plan
+from epcross.harness.point import Point
+from epcross.harness.record import Record, UnitResult
+from epcross.harness.running.job import FLOOR, MEASURE, Job
+from epcross.harness.running.launch import End, JobEnd, run_job
+from epcross.harness.running.prebuild import prebuild
+from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
+from epcross.harness.running.schedule import not_again, turns
+from epcross.harness.storing import environment as environment_facts
+from epcross.harness.storing.provenance import git_state, machine_hash, measure_hash
+from epcross.harness.storing.rows import RunContext, failed_records
+from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, read_floor, release
+from epcross.harness.storing.units import read_units, set_aside_damaged, write_unit
+from epcross.harness.terms import Sharing, Stage, Status
+from epcross.kernels.shm.segment import remove_stale
+
+CANCEL_FILE = "cancel"
+"""Its presence in the run folder asks the owner of the run to end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """A run that this process owns, with what its new rows have in common."""
+
+    run: RunDirectory
+    plan: Plan
+    context: RunContext
+    fail_fast: bool = False
+    measure: str = MEASURE
+    floor: str = FLOOR
+    stop_asked: Callable[[], str | None] = lambda: None
+    tick: Callable[[], Any] = lambda: None
+    log: ProgressLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = ProgressLog(self.run.path)
+
+    def execute(self) -> JobEnd:
+        """Measure what is not stored yet. Afterwards no process of the run lives, and another may resume it."""
+        cancel = self.run.path / CANCEL_FILE
+        cancel.unlink(missing_ok=True)  # it was meant for an earlier session
+        remove_stale()  # segments of runs that were killed
+
+        def stop_asked() -> str | None:
+            return self.stop_asked() or (f"cancelled by {cancel}" if cancel.exists() else None)
+
+        results, _ = read_units(self.run)
+        self.log.note("session", units=len(self.plan.points) * self.plan.timing.launches, done=len(results))
+        try:
+            end = self._execute(results, stop_asked)
+            self.log.note("end", end=end.end, reason=end.reason)
+            return end
+        finally:
+            cancel.unlink(missing_ok=True)
+            release(self.run.path)
+
+    def _execute(self, results: list[UnitResult], stop_asked: Callable[[], str | None]) -> JobEnd:
+        done = {(result.point_id, result.launch) for result in results}
+        for item in self.plan.impossible:
+            self._give_up(item.point, item.status, item.reason, done)
+        left = {p.backend for job in self.plan.jobs for p in job.points if self._is_left(p, done)}
+        scratch = self.run.path / "jobs"
+        scratch.mkdir(exist_ok=True)
+        configs = {name: self.plan.backends[name] for name in sorted(left)}
+        if configs:
+            self.log.note("prebuild", backends=sorted(left))
+        unbuilt = prebuild(configs, scratch, self.run.logs, tick=self.tick, stop_asked=stop_asked)
+        for planned in self.plan.jobs:
+            for point in planned.points:
+                if point.backend in unbuilt:
+                    self._give_up(point, Status.ERROR, unbuilt[point.backend], done, stage=Stage.START)
+            if reason := stop_asked():
+                return JobEnd(end=End.CANCELLED, reason=reason)
+            job = self._job(planned, done, results)
+            if job.turns:
+                end = run_job(job, tick=self.tick, stop_asked=stop_asked)
+                if end.end is not End.DONE:
+                    return end
+        return JobEnd(end=End.DONE)
+
+    def _job(self, planned: PlannedJob, done: set[tuple[str, int]], results: list[UnitResult]) -> Job:
+        sharing = "" if planned.sharing is Sharing.NONE else f"_{planned.sharing}"
+        name = f"{planned.domain}{sharing}_ep{planned.ep_size}"
+        return Job(
+            name=name,
+            run_dir=str(self.run.path),
+            ep_size=planned.ep_size,
+            timing=self.plan.timing,
+            context=self.context,
+            backends={backend: self.plan.backends[backend] for backend in planned.backends},
+            points={point.point_id: point for point in planned.points},
+            turns=turns(
+                planned.points,
+                self.plan.timing.launches,
+                done=done,
+                floor=not _measured(read_floor(self.run), name),
+            ),
+            failed=_failed(results),
+            attempts=attempts(ProgressReader(self.run.path).read()),
+            fail_fast=self.fail_fast,
+            measure=self.measure,
+            floor=self.floor,
+        )
+
+    def _is_left(self, point: Point, done: set[tuple[str, int]]) -> bool:
+        return any((point.point_id, launch) not in done for launch in range(self.plan.timing.launches))
+
+    def _give_up(
+        self, point: Point, status: Status, reason: str, done: set[tuple[str, int]], stage: Stage | None = None
+    ) -> None:
+        """Rows without a process, for every launch that has none."""
+        for launch in range(self.plan.timing.launches):
+            unit = (point.point_id, launch)
+            if unit in done:
+                continue
+            records = failed_records(point, self.plan.timing, launch, self.context, status, reason, failed_stage=stage)
+            write_unit(self.run, UnitResult(point_id=unit[0], launch=launch, records=records))
+            done.add(unit)
+            self.log.note(
+                "unit",
+                point_id=unit[0],
+                launch=launch,
+                backend=point.backend,
+                statuses={str(status): len(records)},
+                wall_s=0.0,
+                reason=reason if status is Status.ERROR else None,
+                failed_rank=None,
+                failed_stage=stage,
+            )
+
+
+def start(plan: Plan) -> Session:
+    """A new run of `plan`.
+
+    Raises:
+        EpcrossError: shared memory is too small for it, or the folder cannot be made.
+    """
+    check_room(plan)
+    facts = environment_facts.collect()
+    run = create_run(
+        plan.output_dir, plan.sweep, plan.to_json(), facts, allocation_id=environment_facts.allocation_id()
+    )
+    return Session(run=run, plan=plan, context=_context(run, facts, run.allocation_id))
+
+
+def resume(path: Path) -> Session:
+    """The run at `path` again: what is stored stays, the rest is measured.
+
+    Raises:
+        StoreError: it is no run, is damaged, or belongs to a process that lives.
+    """
+    run = open_run(path)
+    plan = Plan.from_json(run.plan)
+    try:
+        claim(run.path)
+    except OSError as error:
+        raise StoreError(f"cannot resume {path}: {error.strerror}; make it writable") from error
+    try:
+        check_room(plan)
+        set_aside_damaged(run)
+        facts = environment_facts.collect()
+        sessions = sum(note["event"] == "session" for note in ProgressReader(run.path).read())
+        # rows of another session share no allocation with the first ones, and say so
+        allocation = environment_facts.allocation_id() or f"{run.run_id}+{sessions}"
+        return Session(run=run, plan=plan, context=_context(run, facts, allocation))
+    except BaseException:
+        release(run.path)
+        raise
+
+
+def check_room(plan: Plan) -> None:
+    """Refuse a plan that /dev/shm cannot hold, before any process starts. Raises `EpcrossError`."""
+    free = free_shm_bytes()
+    for need in needs(plan):
+        if free is not None and need.shm_bytes > free:
+            raise EpcrossError(
+                f"/dev/shm has {free} bytes free and EP {need.ep_size} of this sweep needs {need.shm_bytes}: lower "
+                "max_tokens_per_rank or ep_size, or enlarge it (docker run --shm-size, mount -o remount,size=)"
+            )
+
+
+def _context(run: RunDirectory, facts: dict[str, Any], allocation_id: str) -> RunContext:
+    git = git_state()
+    return RunContext(
+        run_id=run.run_id,
+        measure_hash=measure_hash(),
+        machine=machine_hash(environment_facts.machine_facts(facts)),
+        allocation_id=allocation_id,
+        git_sha=git.sha,
+        git_dirty=git.dirty,
+    )
+
+
+def _measured(floor: Mapping[str, Any] | None, name: str) -> bool:
+    return floor is not None and name in floor and "error" not in floor[name]
+
+
+def _failed(results: list[UnitResult]) -> dict[str, str]:
+    """Points that failed in a stored launch, and why they are not tried again."""
+    found: dict[str, str] = {}
+    for result in sorted(results, key=lambda result: result.launch):
+        record: Record = result.records[0]
+        if record.status in (Status.ERROR, Status.TIMEOUT):
+            reason = not_again(record.launch, record.failed_rank, record.failed_stage, record.reason)
+            found.setdefault(result.point_id, reason)
+    return found

@@ -1,0 +1,292 @@
+"""One rank's supervisor: takes its workers through the turns of a job in step with the other ranks' supervisors.
+
+Started by a launcher as `python -m epcross.harness.running.supervisor JOB_FILE RANK [PARENT]` on each rank; rank 0
+hosts the store and writes rows. Imports no torch, CUDA, MPI or numpy: nothing a backend breaks can break it.
+
+Each unit ends in a meeting at which every supervisor says how its worker fared. All judge the same outcomes, so all
+agree on who failed first and on what comes next; nobody waits for a worker that will not come.
+"""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.errors import EpcrossError
+from epcross.harness.running.child import Child
+from epcross.harness.running.job import Job, Turn, TurnKind
+from epcross.harness.running.processes import adopt_orphans, die_with_parent, remove_segments
+from epcross.harness.running.rank_place import RankPlace, import_folder, place
+from epcross.harness.running.recorder import Recorder
+from epcross.harness.running.rendezvous import Abort, Address, new_token
+from epcross.harness.running.rendezvous_server import StoreServer
+from epcross.harness.running.schedule import not_again
+from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
+from epcross.harness.running.watch import CANCELLED, FAIL_FAST, Aborted, Ended, Said, Stopped, Watch
+from epcross.harness.terms import Stage, Status
+
+MEET_MARGIN_S = 30.0  # supervisors of a unit finish within its limits and this
+RENDEZVOUS_LIMIT_S = 60.0
+OWN_END_S = 2.0  # for the reason of a worker whose connection is gone already
+SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
+LEAVE_S = 3.0
+STARTS_IN_A_ROW = 2  # failed starts after which a turn is given up
+
+EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_CANCELLED = 0, 1, 3, 4, 130
+
+
+class Supervisor:
+    """The state of one rank in one job."""
+
+    def __init__(self, job: Job, rank: int, address: Address, recorder: Recorder | None) -> None:
+        self.job, self.rank, self.recorder = job, rank, recorder
+        self.place: RankPlace = place(rank, job.ep_size)
+        self.watch = Watch(address, rank)
+        self.failed = dict(job.failed)
+        self.unavailable: dict[str, Verdict] = {}
+        self._child: Child | None = None
+        self._scope = ""
+        self._shared_name = ""
+        self._generation = 0
+        self._result: Any = None
+        self._meetings = 0
+        self._never_ready = False  # whether some rank's worker failed before it was ready, in the last unit
+
+    def run(self) -> None:
+        """All turns. Raises `Stopped`, or a `StoreError` of rank 0."""
+        try:
+            for turn in self.job.turns:
+                self._run_turn(turn)
+            self._meet(b"")  # nobody leaves before all are done
+        finally:
+            self._discard()
+            self.watch.close()
+
+    def _run_turn(self, turn: Turn) -> None:
+        if self.recorder:
+            self.recorder.turn(turn)
+        failed_starts = 0
+        given_up: Verdict | None = self.unavailable.get(turn.backend)
+        for point_id in turn.point_ids or ("",):
+            if point_id in self.failed:
+                if self.recorder:
+                    self.recorder.skipped(turn, point_id, self.failed[point_id])
+                continue
+            if given_up is not None:
+                self._record(turn, point_id, given_up, datetime.now(UTC), 0.0)
+                if given_up.status is not Status.UNAVAILABLE:
+                    self.failed[point_id] = not_again(turn.launch, given_up.rank, given_up.stage, given_up.reason)
+                continue
+            verdict = self._run_unit(turn, point_id)
+            if verdict is not None and verdict.status in (Status.ERROR, Status.TIMEOUT):
+                # every supervisor comes to the same verdict, so all skip the point in later launches
+                self.failed[point_id] = not_again(turn.launch, verdict.rank, verdict.stage, verdict.reason)
+            if verdict is None or verdict.status is Status.UNSUPPORTED:
+                failed_starts = 0
+            elif verdict.status is Status.UNAVAILABLE:
+                given_up = self.unavailable[turn.backend] = verdict
+            elif self._never_ready:
+                failed_starts += 1
+                if failed_starts == STARTS_IN_A_ROW:
+                    reason = f"its workers failed to start {failed_starts} times in a row: {verdict.reason}"
+                    given_up = replace(verdict, reason=reason)
+            else:
+                failed_starts = 0
+        self._leave()
+
+    def _run_unit(self, turn: Turn, point_id: str) -> Verdict | None:
+        begin, started_at = time.monotonic(), datetime.now(UTC)
+        if self.recorder:
+            self.recorder.start(turn, point_id)
+        self._result = None
+        outcome, was_ready = self._attempt(turn, point_id)
+        answers = self._meet(bytes([was_ready]) + outcome.encode())
+        outcomes = [Outcome.decode(answer[1:]) for answer in answers]
+        self._never_ready = not all(answer[0] for answer in answers)
+        verdict = judge(outcomes)
+        if any(o.ending not in (Ending.OK, Ending.UNSUPPORTED) for o in outcomes):
+            self._discard()
+        self._record(turn, point_id, verdict, started_at, time.monotonic() - begin)
+        return verdict
+
+    def _attempt(self, turn: Turn, point_id: str) -> tuple[Outcome, bool]:
+        """This rank's part of one unit, and whether its worker had become ready."""
+        ready = self._child is not None
+        stage = Stage.START
+        if not ready:
+            try:
+                self._start(turn)
+            except OSError as error:
+                python = self.job.backends[turn.backend].python if turn.backend else None
+                reason = f"its interpreter {python or sys.executable} cannot be started: {error.strerror}"
+                return self._failed(Ending.ERROR, stage, reason), ready
+        child = self._child
+        assert child is not None
+        request = (
+            {"floor": True}
+            if turn.kind is TurnKind.FLOOR
+            else {"unit": {"point": self.job.points[point_id].to_json(), "launch": turn.launch}}
+        )
+        limit_s = self.job.start_limit_s
+        if ready:
+            child.send(request)
+            limit_s = self.job.timing.wall_limit_s
+        deadline = time.monotonic() + limit_s
+        while True:
+            match self.watch.wait(deadline):
+                case Said({"ready": _}):
+                    ready = True
+                    child.send(request)
+                    limit_s = self.job.timing.wall_limit_s
+                    deadline = time.monotonic() + limit_s
+                case Said({"stage": word}):
+                    stage = Stage(word)
+                case Said({"done": result}):
+                    self._result = result
+                    return Outcome(ending=Ending.OK, stage=stage), ready
+                case Said({"unsupported": reason}):
+                    return Outcome(ending=Ending.UNSUPPORTED, stage=stage, reason=reason), ready
+                case Said({"failed": word, "reason": reason}):
+                    return self._failed(Ending(word), stage, reason), ready
+                case Ended():
+                    return self._failed(Ending.ERROR, stage, child.how_it_ended()), ready
+                case Aborted(abort):
+                    return self._aborted(abort, stage), ready
+                case None:
+                    what = "wall limit" if ready else "limit for starting"
+                    reason = f"not done within the {what} of {limit_s:g} s"
+                    abort = self.watch.abort_group(self._scope, reason, None, Ending.WALL)
+                    return Outcome(ending=Ending.WALL, stage=stage, reason=reason, abort=abort), ready
+
+    def _failed(self, ending: Ending, stage: Stage, reason: str) -> Outcome:
+        """This rank's worker failed: tell the others' workers, unless it only followed another rank."""
+        abort = self.watch.abort_group(self._scope, reason, self.rank, ending)
+        return Outcome(ending=ending, stage=stage, reason=reason, abort=abort)
+
+    def _aborted(self, abort: Abort, stage: Stage) -> Outcome:
+        """The process group ended. Give a worker that may know why a moment to say so."""
+        child = self._child
+        assert child is not None
+        patience_s = OWN_END_S if abort.rank == self.rank else SILENCE_S if abort.kind == Ending.WAIT else 0.0
+        deadline = time.monotonic() + patience_s
+        outcome = Outcome(ending=Ending.BYSTANDER, stage=stage, reason=abort.reason, abort=abort, answered=False)
+        if abort.rank == self.rank:
+            ending = Ending.WALL if abort.kind == "late" else Ending.ERROR
+            outcome = replace(outcome, ending=ending)
+            if ending is Ending.WALL:
+                return outcome
+        while True:
+            match self.watch.wait(deadline):
+                case Said({"stage": word}):
+                    outcome = replace(outcome, stage=Stage(word))
+                case Said({"failed": word, "reason": reason}):
+                    return replace(outcome, ending=Ending(word), reason=reason, answered=True)
+                case Ended():
+                    return replace(outcome, ending=Ending.ERROR, reason=child.how_it_ended())
+                case None:
+                    return outcome
+                case _:
+                    pass
+
+    def _start(self, turn: Turn) -> None:
+        self._generation += 1
+        self._scope = f"group {self._generation}"
+        # fixed width, so that no name begins with another; letters and digits alone survive every naming rule
+        self._shared_name = f"{self.watch.address.token[:12]}g{self._generation:05d}"
+        config = self.job.backends.get(turn.backend)
+        hello = {
+            "address": asdict(self.watch.address),
+            "backend": None if config is None else config.to_json(),
+            "context": asdict(self.job.context),
+            "core": self.place.core,
+            "flags": [str(flag) for flag in self.place.flags],
+            "rank": self.rank,
+            "scope": self._scope,
+            "shared_name": self._shared_name,
+            "size": self.job.ep_size,
+            "supervisor": os.getpid(),
+            "timing": asdict(self.job.timing),
+            "work": self.job.floor if turn.kind is TurnKind.FLOOR else self.job.measure,
+        }
+        name = "floor" if turn.kind is TurnKind.FLOOR else f"{turn.backend}.launch{turn.launch}"
+        self._child = Child(
+            hello,
+            python=config.python if config else None,
+            env=config.env if config else {},
+            log=Path(self.job.run_dir) / "logs" / f"{self.job.name}.{name}.rank{self.rank}.log",
+            imports=import_folder(self.job.folder) if config and config.python else None,
+        )
+        self.watch.attach(self._child, self._scope)
+
+    def _discard(self) -> None:
+        """Kill the worker, if there is one, and what it left in shared memory."""
+        if self._child is not None:
+            self.watch.detach()
+            self._child.kill()
+            self._child = None
+            remove_segments(self._shared_name)
+
+    def _leave(self) -> None:
+        """Let the worker end in good order."""
+        if self._child is not None:
+            self.watch.detach()
+            self._child.leave(LEAVE_S)
+            self._discard()
+
+    def _meet(self, data: bytes) -> list[bytes]:
+        self._meetings += 1
+        limit_s = self.job.timing.wall_limit_s + self.job.start_limit_s + MEET_MARGIN_S
+        return self.watch.meet(f"meeting {self._meetings}", self.job.ep_size, data, limit_s)
+
+    def _record(self, turn: Turn, point_id: str, verdict: Verdict | None, started_at: datetime, wall_s: float) -> None:
+        if self.recorder is None:
+            return
+        if turn.kind is TurnKind.FLOOR:
+            self.recorder.floor(self._result, verdict)
+            return
+        fine = self.recorder.unit(turn, point_id, self._result, verdict, self.place.flags, started_at, wall_s)
+        if self.job.fail_fast and not fine:
+            raise self.watch.stop_all(FAIL_FAST, "stopped at the first failure, as --fail-fast asks")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank of a job; the exit status says how it ended."""
+    job_path, rank = Path(arguments[0]), int(arguments[1])
+    if len(arguments) > 2:
+        die_with_parent(int(arguments[2]), signal.SIGTERM)
+    adopt_orphans()  # so that nothing a worker leaves behind escapes
+    job = Job.read(job_path)
+    meeting_place = job_path.with_suffix(".address")
+    server: StoreServer | None = None
+    recorder: Recorder | None = None
+    try:
+        if rank == 0:
+            recorder = Recorder(job)
+            server = StoreServer(token=new_token())
+            server.address.publish(meeting_place)
+        address = Address.discover(meeting_place, RENDEZVOUS_LIMIT_S)
+        supervisor = Supervisor(job, rank, address, recorder)
+        try:
+            supervisor.run()
+        except EpcrossError as error:  # rows cannot be stored: measuring on would be for nothing
+            raise supervisor.watch.stop_all("error", str(error)) from error
+    except Stopped as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        if recorder:
+            recorder.stopped(stopped.kind, str(stopped))
+        return {CANCELLED: EXIT_CANCELLED, FAIL_FAST: EXIT_FAIL_FAST, "error": EXIT_ERROR}.get(stopped.kind, EXIT_LOST)
+    except EpcrossError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_ERROR
+    finally:
+        if server:
+            server.close()
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""The process that holds a backend: told by its supervisor what to measure, it answers with stages and results.
+
+Started as `python -m epcross.harness.running.worker FD`, where FD is a socket of JSON lines:
+
+    supervisor -> worker   {hello: who you are}, then {unit: ...} | {floor: true}, ...; end of file: leave
+    worker -> supervisor   {ready: flags}; per request any number of {stage: ...}, then {done: result}
+                           or {failed: ending, reason: ...} after which it waits to be killed
+
+Until the hello is read only the standard library is imported, so that the process is bound to its core before numpy
+counts the cores.
+"""
+
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from epcross.harness.running.processes import die_with_parent
+
+
+def main() -> None:
+    """Serve the supervisor until it closes the socket."""
+    faulthandler.enable()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)  # a compiler started here must not keep the supervisor waiting
+    lines = _lines(channel)
+    hello = next(lines)
+    die_with_parent(hello["supervisor"], signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
+    flags = _bind(hello["core"])
+
+    def send(**message: Any) -> None:
+        channel.sendall(json.dumps(message).encode() + b"\n")
+
+    from epcross.harness.terms import Stage  # after binding, as is everything that may import numpy
+
+    def report_stage(stage: Stage) -> None:
+        send(stage=stage)
+
+    try:
+        _serve(hello, lines, send, report_stage, flags)
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        ending, reason = _explain(error, hello["rank"])
+        send(failed=ending, reason=reason)
+        while channel.recv(4096):  # leaving would look like a death to the peers, before the reason is known
+            pass
+
+
+def _serve(
+    hello: dict[str, Any],
+    lines: Iterable[dict[str, Any]],
+    send: Callable[..., None],
+    report_stage: Callable[[Any], None],
+    flags: list[str],
+) -> None:
+    from epcross.harness.point import Point, Timing, Unit
+    from epcross.harness.running.group import StoreGroup
+    from epcross.harness.running.rendezvous import Address
+    from epcross.harness.terms import Flag, Stage
+
+    make_backend = None
+    if hello["backend"]:
+        make_backend, reason = _backend_factory(hello["backend"])
+        if reason:
+            return send(failed="unavailable", reason=reason)
+    work = _resolve(hello["work"])  # imported before the peers wait for it
+    timing = Timing(**hello["timing"])
+    group = StoreGroup(
+        Address(**hello["address"]),
+        scope=hello["scope"],
+        rank=hello["rank"],
+        size=hello["size"],
+        shared_name=hello["shared_name"],
+        timeout_s=timing.wall_limit_s,
+    )
+    marks = frozenset(Flag(flag) for flag in [*hello["flags"], *flags])
+    send(ready=True)
+    for request in lines:
+        if make_backend is None:
+            send(done=work(group))
+            continue
+        report_stage(Stage.START)
+        unit = Unit(point=Point.from_json(request["unit"]["point"]), launch=request["unit"]["launch"])
+        backend = make_backend(unit.point)
+        # asked together: a rank that goes on alone would wait for the others
+        refusals = group.all_gather((backend.unsupported(unit.point) or "").encode())
+        refusal = next((r.decode() for r in refusals if r), None)
+        if refusal:
+            send(unsupported=refusal)
+            continue
+        result = work(backend, unit, timing, group, _context(hello), report_stage, marks)
+        send(done=None if result is None else asdict(result))
+    group.close()  # not after an error: a goodbye would hide the reason from the peers
+    return None
+
+
+def _context(hello: dict[str, Any]) -> Any:
+    from epcross.harness.storing.rows import RunContext
+
+    return RunContext(**hello["context"])
+
+
+def _backend_factory(config: dict[str, Any]) -> tuple[Callable[[Any], Any], str | None]:
+    """What makes the backend of a point, and why it cannot be used here, if so."""
+    from epcross.harness.backends import loader
+    from epcross.harness.planning.schema import BackendConfig
+
+    parsed = BackendConfig.from_json(config)
+    try:
+        reason = loader.load(parsed).unavailable()
+    except loader.CannotImport as error:
+        reason = str(error)
+    return (lambda point: loader.for_point(parsed, point)), reason
+
+
+def _resolve(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _explain(error: Exception, rank: int) -> tuple[str, str]:
+    from epcross.harness.errors import EpcrossError, GroupError, WaitExpired
+
+    if isinstance(error, GroupError):
+        return ("error" if error.rank == rank else "bystander"), str(error)
+    if isinstance(error, WaitExpired):
+        return "wait", str(error)
+    if isinstance(error, EpcrossError):
+        return "error", str(error)
+    return "error", f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _bind(core: int | None) -> list[str]:
+    """Run on `core` alone; the flags that say it did not work."""
+    if core is None:
+        return []
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:
+        return ["unpinned"]
+    return []
+
+
+def _lines(channel: socket.socket) -> Iterator[dict[str, Any]]:
+    pending = b""
+    while data := channel.recv(1 << 16):
+        *whole, pending = (pending + data).split(b"\n")
+        yield from map(json.loads, whole)
+
+
+if __name__ == "__main__":
+    main()

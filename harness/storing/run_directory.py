@@ -1,0 +1,299 @@
+"""The folder of one run: who made it, what it plans, where it ran, and which process may write to it.
+
+<output_dir>/<run_id>/
+  run.json          schema version, run id, sweep, creation time, allocation; written last, so it marks a whole folder
+  plan.json         what is to be measured
+  environment.json  the machine and the software
+  floor.json        what the machine can do at best, once measured
+  units/            one file for each finished unit: <point_id>.<launch>.json
+  attempts/         one file for each unit ever started, one byte for each start
+  logs/             output of the ranks
+  owner             the process that writes here; gone when it has ended well
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import epcross
+from epcross.harness.errors import StoreError
+from epcross.harness.record import SCHEMA_VERSION
+from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
+
+_HEADER = {
+    "schema_version": int,
+    "epcross_version": str,
+    "run_id": str,
+    "created": str,
+    "sweep": str,
+    "allocation_id": str,
+}
+_SUFFIX_ATTEMPTS = 64  # of 65,536 suffixes: exhausted only if something else is wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """A run on disk, opened and checked."""
+
+    path: Path
+    run_id: str
+    sweep: str
+    created: str  # UTC, ISO 8601
+    allocation_id: str  # what was held while it ran; the run id itself for a local run
+    plan: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def units(self) -> Path:
+        """Folder of the finished units."""
+        return self.path / "units"
+
+    @property
+    def damaged(self) -> Path:
+        """Folder of unit files that were set aside."""
+        return self.units / "damaged"
+
+    @property
+    def attempts(self) -> Path:
+        """Folder of the marks of starts."""
+        return self.path / "attempts"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the ranks' output."""
+        return self.path / "logs"
+
+
+def create_run(
+    output_dir: Path,
+    sweep: str,
+    plan_json: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    *,
+    allocation_id: str | None = None,
+) -> RunDirectory:
+    """A new run folder under `output_dir`, owned by this process and shared with no other run.
+
+    Raises:
+        StoreError: the folder cannot be made or filled; what was made of it is removed.
+    """
+    now = datetime.now(UTC)
+    path = _make_exclusive(output_dir, f"{now:%Y%m%d-%H%M%S}-{_folder_word(sweep)}")
+    header = {
+        "schema_version": SCHEMA_VERSION,
+        "epcross_version": epcross.__version__,
+        "run_id": path.name,
+        "created": now.isoformat(timespec="seconds"),
+        "sweep": sweep,
+        "allocation_id": allocation_id or path.name,
+    }
+    try:
+        for folder in ("units", "attempts", "logs"):
+            (path / folder).mkdir()
+        _claim(path)
+        for name, content in (("plan", plan_json), ("environment", environment), ("run", header)):
+            write_whole(path / f"{name}.json", seal(content, indent=1))
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)  # ours alone: the mkdir was exclusive
+        raise StoreError(
+            f"cannot create a run in {output_dir}: {error.strerror}; nothing was measured yet. "
+            "Free space there or choose another output_dir"
+        ) from error
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return open_run(path)
+
+
+def open_run(path: Path) -> RunDirectory:
+    """The run at `path`, for reading; `claim` it before writing.
+
+    Raises:
+        StoreError: it is no run folder, was written by a newer epcross, or its plan is missing or damaged.
+    """
+    if not (path / "run.json").is_file():
+        raise StoreError(
+            f"{path} is not a run directory: it has no run.json. Give the path that `epcross run` printed, "
+            "such as results/runs/<run_id>"
+        )
+    header = _read_part(path, "run")
+    if not _HEADER.items() <= {name: type(value) for name, value in header.items()}.items():
+        raise StoreError(f"{path / 'run.json'} is not the header of a run; give the path that `epcross run` printed")
+    if header["schema_version"] > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has schema version {header['schema_version']} and was written by epcross "
+            f"{header['epcross_version']}; this is epcross {epcross.__version__}, which reads up to version "
+            f"{SCHEMA_VERSION}. Install epcross {header['epcross_version']} or later to read it"
+        )
+    return RunDirectory(
+        path=path,
+        run_id=header["run_id"],
+        sweep=header["sweep"],
+        created=header["created"],
+        allocation_id=header["allocation_id"],
+        plan=_read_part(path, "plan"),
+        environment=_read_part(path, "environment"),
+    )
+
+
+def write_floor(run: RunDirectory, floor: Mapping[str, Any]) -> None:
+    """Store what the machine can do at best.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        write_whole(run.path / "floor.json", seal(floor, indent=1))
+    except OSError as error:
+        raise StoreError(f"cannot write {run.path / 'floor.json'}: {error.strerror}; the floor is lost") from error
+
+
+def read_floor(run: RunDirectory) -> dict[str, Any] | None:
+    """The stored floor; None if none was measured.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    return _read_part(run.path, "floor") if (run.path / "floor.json").exists() else None
+
+
+def claim(path: Path) -> None:
+    """Make this process the only one that writes to the run folder; repeating it does no harm.
+
+    Raises:
+        StoreError: another process that lives, or may live on another host, owns it, or the folder cannot be written.
+    """
+    try:
+        _claim(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}. Free space there, make it writable, or start a new run"
+        ) from error
+
+
+def _claim(path: Path) -> None:
+    owner_file = path / "owner"
+    with _folder_lock(path):  # of two processes that both find a dead owner, one may take over
+        owner = _read_owner(owner_file)
+        if owner is not None and owner != _this_process():
+            verdict = _alive(owner)
+            if verdict:
+                raise StoreError(
+                    f"{path} is in use by process {owner.get('pid')} on {owner.get('host')} ({verdict}). Wait for it "
+                    f"or cancel it; if that process is gone, delete {owner_file} and try again"
+                )
+        write_whole(owner_file, json.dumps(_this_process()).encode())
+
+
+def release(path: Path) -> None:
+    """Give the run folder up, if this process owns it."""
+    owner_file = path / "owner"
+    with contextlib.suppress(OSError), _folder_lock(path):
+        if _read_owner(owner_file) == _this_process():
+            owner_file.unlink()
+
+
+def owner_of(path: Path) -> str | None:
+    """Who writes to the run folder now, as words; None if nobody does or the owner has died."""
+    owner = _read_owner(path / "owner")
+    verdict = _alive(owner) if owner else None
+    return f"process {owner.get('pid')} on {owner.get('host')} ({verdict})" if owner and verdict else None
+
+
+def process_start(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot; None if there is no such process (a zombie is none).
+
+    Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime); the name before them may hold blanks.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "start": process_start(os.getpid()),
+        "host": platform.node(),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid_namespace": os.readlink("/proc/self/ns/pid"),  # containers of one host number processes each for itself
+    }
+
+
+def _alive(owner: Mapping[str, Any]) -> str | None:
+    """Why `owner` must be taken as alive; None if it is certainly dead."""
+    here = _this_process()
+    if owner.get("host") != here["host"]:
+        return "another host, which cannot be asked from here"
+    if owner.get("boot") != here["boot"]:
+        return None  # the machine was restarted since
+    if owner.get("pid_namespace") != here["pid_namespace"]:
+        return "another container, which cannot be asked from here"
+    pid = owner.get("pid")
+    return "alive" if isinstance(pid, int) and process_start(pid) == owner.get("start") else None
+
+
+def _read_owner(owner_file: Path) -> dict[str, Any] | None:
+    try:
+        owner = json.loads(owner_file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return owner if isinstance(owner, dict) else None
+
+
+@contextlib.contextmanager
+def _folder_lock(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks; dead owners are judged on one host only
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_exclusive(output_dir: Path, stem: str) -> Path:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        for _ in range(_SUFFIX_ATTEMPTS):
+            path = output_dir / f"{stem}-{secrets.token_hex(2)}"
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return path
+    except OSError as error:
+        raise StoreError(
+            f"cannot create a run in {output_dir}: {error.strerror}. Choose another output_dir that can be written"
+        ) from error
+    raise StoreError(f"cannot find a free name {stem}-<4 hex digits> in {output_dir}; choose another output_dir")
+
+
+def _folder_word(sweep: str) -> str:
+    """`sweep` as one word that is safe in a folder's name; launchers choke on `=` and commas in paths."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(sweep).name.removesuffix(".yaml")).strip("-") or "sweep"
+
+
+def _read_part(path: Path, name: str) -> dict[str, Any]:
+    file = path / f"{name}.json"
+    try:
+        content = read_sealed(file)
+    except DamagedFile as error:
+        raise StoreError(f"{error}. Restore it from a copy, or start a new run; units/ is untouched") from None
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be read: {error.strerror}. Restore it from a copy, or start a new run; units/ is untouched"
+        ) from error
+    if not isinstance(content, dict):
+        raise StoreError(f"{file} holds no JSON object; restore it from a copy, or start a new run")
+    return content

@@ -1,0 +1,307 @@
+"""The contract suite: what every backend must do right before anyone times it, as small cases with a name and a reason.
+
+    for case in cases(group.size):
+        if (why := refusal(make, case)) is None:
+            problems = run_case(make, case, group)      # on every rank, collectively; empty = passed
+
+A visit goes through the whole life of a backend: prepare once; then for each payload new inputs in place, verified
+rounds that change sets, a chain of unverified pairs as in timing whose last sums are checked, and another verified
+round; close twice. Outputs are poisoned before every round.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epcross.harness.backends.base import Backend, Bytes, Description, Group, Int32, Shard
+from epcross.harness.errors import GroupError
+from epcross.harness.point import Model, Placement, Point, Routing
+from epcross.harness.terms import PlacementKind, Regime, RoutingKind, RowFormat
+from epcross.harness.verification.verify import Checker, Mismatch
+from epcross.harness.workload.batches import GroupBatch, assemble, group_batch
+from epcross.harness.workload.placement import Slots, lay_out
+from epcross.harness.workload.tape import Payload
+
+SETS = 2
+_CHAIN_PAIRS = 5
+_ROUNDS = (0, 1, 0)  # sets of the verified rounds: each set once, then one again without new inputs
+
+IdsOf = Callable[[Point, Slots, int], list[Int32]]
+"""Slot ids of every rank [T, top_k] for a point and a set number."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One situation a backend must get right."""
+
+    name: str
+    why: str  # what goes wrong in it elsewhere
+    point: Point
+    payloads: tuple[Payload, ...] = (Payload.EXACT, Payload.RANDOM)
+    ids: IdsOf | None = None  # instead of the point's routing
+
+
+class _Broken(Exception):
+    """The visit is over; `problems` say why."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def cases(ep_size: int, backend: str = "contract") -> tuple[Case, ...]:
+    """All cases for a group of `ep_size` ranks. `backend` becomes the points' backend name."""
+
+    def point(
+        tokens: int | tuple[int, ...] = 6,
+        *,
+        capacity: int | None = None,
+        experts_per_rank: int = 4,
+        top_k: int = 3,
+        hidden: int = 128,
+        routing: Routing | None = None,
+        placement: Placement | None = None,
+        dispatch_format: RowFormat = RowFormat.BF16,
+    ) -> Point:
+        each = (tokens,) * ep_size if isinstance(tokens, int) else tokens
+        num_experts = experts_per_rank * ep_size
+        return Point(
+            backend=backend,
+            model=Model(name="contract", num_experts=num_experts, top_k=top_k, hidden=hidden, intermediate=hidden),
+            ep_size=ep_size,
+            tokens_per_rank=max(each),
+            tokens=each,
+            max_tokens_per_rank=max(each) if capacity is None else capacity,
+            routing=routing or Routing(),
+            placement=placement or Placement(num_slots=num_experts),
+            dispatch_format=dispatch_format,
+            regime=Regime.STEADY,
+        )
+
+    ragged = tuple((7 * rank + 3) % 11 for rank in range(ep_size))
+    none_last = (5,) * (ep_size - 1) + (0,)
+    replicated = Placement(kind=PlacementKind.REPLICATED, num_slots=5 * ep_size)
+    hostile = (Payload.ADVERSARIAL, Payload.EXACT)
+    found = [
+        Case(name="plain", why="the common case; capacity equals tokens", point=point()),
+        Case(name="one_token", why="averages below one token divide by zero", point=point(1)),
+        Case(name="ragged", why="unequal counts, so offsets are no multiples", point=point(ragged)),
+        Case(name="capacity_above_tokens", why="strides follow capacity, not tokens", point=point(capacity=19)),
+        Case(name="all_to_one", why="one rank receives everything", point=_kind(point, RoutingKind.ALL_TO_ONE)),
+        Case(name="local_only", why="nothing crosses ranks", point=_kind(point, RoutingKind.LOCAL_ONLY)),
+        Case(name="masked_ids", why="-1 indexes the last slot", point=point(routing=Routing(masked_fraction=0.4))),
+        Case(name="masked_rows", why="tokens and a rank that choose nothing", point=point(), ids=_masked_rows),
+        Case(name="rotated", why="own and received ids differ strongly", point=point(ragged), ids=_rotated),
+        Case(name="every_expert", why="fan-out to all ranks, all slots used", point=point(top_k=4 * ep_size)),
+        Case(name="odd_top_k", why="metadata rows that fill no vector", point=point(top_k=5, experts_per_rank=5)),
+        Case(name="odd_hidden", why="rows that end inside a vector", point=point(hidden=67)),
+        Case(name="tiny_rows", why="rows shorter than a vector", point=point(hidden=4), payloads=(Payload.EXACT,)),
+        Case(name="replicated", why="more slots than experts", point=point(placement=replicated)),
+    ]
+    if ep_size > 1:
+        found += [
+            Case(name="zero_tokens_on_a_rank", why="a rank sends nothing", point=point(none_last)),
+            Case(name="zero_received_on_a_rank", why="a rank receives nothing", point=point(), ids=_none_to_last),
+        ]
+    for row_format in RowFormat:
+        # 160 values: a partial scale block for fp8, scale rows that need padding for the others
+        shape = point(hidden=160, dispatch_format=row_format)
+        if row_format is not RowFormat.BF16:
+            found.append(Case(name=f"format_{row_format}", why="scale rows travel beside rows", point=shape))
+        why = "payload words equal to a sentinel, NaN of any payload"
+        found.append(Case(name=f"any_bits_{row_format}", why=why, point=shape, payloads=hostile))
+    return tuple(found)
+
+
+def refusal(make: Callable[[], Backend], case: Case) -> str | None:
+    """Why the backend does not take the case (absent here, or a limit of its own); None if it does."""
+    backend = make()
+    return backend.unavailable() or backend.unsupported(case.point)
+
+
+def run_case(make: Callable[[], Backend], case: Case, group: Group, timeout_s: float = 60) -> list[str]:
+    """Visit one case on this rank; every rank of the group must. Problems as sentences, empty if it passed.
+
+    A check that fails on one rank ends the visit on all of them and is in every rank's list. An exception in a backend
+    aborts the group. A peer that does not come back is reported after `timeout_s`; this rank's own hang is not.
+    """
+    problems: list[str] = []
+    visit = None
+    try:
+        visit = _Visit(make, case, group, timeout_s)
+        visit.run()
+    except _Broken as broken:
+        problems += broken.problems
+    if visit is not None:
+        problems += visit.close(failed=bool(problems))
+    return problems
+
+
+class _Visit:
+    """One backend at one case on one rank."""
+
+    def __init__(self, make: Callable[[], Backend], case: Case, group: Group, timeout_s: float) -> None:
+        self.case, self.group, self.timeout_s = case, group, timeout_s
+        self.point = case.point
+        self.slots = lay_out(self.point.placement, self.point.model.num_experts, self.point.ep_size)
+        self.backend = self.call("__init__", make)
+        declared = self.backend.weights_by, self.backend.reduction
+        self.checker = self.call("reduction", lambda: Checker(self.point, group.rank, self.slots, *declared))
+        self.copies: list[tuple[str, Bytes, bytes]] = []
+
+    def run(self) -> None:
+        group, backend = self.group, self.backend
+        needed = self.call("workspace_bytes", lambda: backend.workspace_bytes(self.point))
+        if needed < 0:
+            raise self.failed(f"workspace_bytes gave {needed}; it must be 0 or more")
+        batches = [self.batch(self.case.payloads[0], 0, index) for index in range(SETS)]
+        shard = Shard(
+            rank=group.rank,
+            tokens=self.point.tokens,
+            slot_rank=self.slots.slot_rank,
+            batches=tuple(gb.batch(group.rank) for gb in batches),
+        )
+        self.call("prepare", lambda: backend.prepare(self.point, shard, group))
+        for seed, payload in enumerate(self.case.payloads, start=1):
+            # a round first in the state that `refill` leaves, later ones in that which rounds leave
+            batches = [self.batch(payload, seed, index) for index in range(SETS)]
+            self.refill(batches)
+            for index in _ROUNDS:
+                self.round(batches[index])
+            self.chain(batches)
+            batches = [self.batch(payload, seed + 100, index) for index in range(SETS)]
+            self.refill(batches)
+            self.round(batches[1])
+        described = self.call("describe", backend.describe)
+        if not isinstance(described, Description) or not described.version:
+            raise self.failed(f"describe gave {described!r}; it must be a Description with a version")
+        for what, array, kept in self.copies:
+            if array.tobytes() != kept:
+                raise self.failed(f"{what} returned a view: its contents changed in a later round; return a copy")
+        self.agree(None)
+
+    def batch(self, payload: Payload, seed: int, index: int) -> GroupBatch:
+        if self.case.ids is None:
+            return group_batch(self.point, seed=seed, set_index=index, payload=payload)
+        ids = self.case.ids(self.point, self.slots, seed * SETS + index)
+        return assemble(self.point, ids, seed=seed, set_index=index, payload=payload)
+
+    def refill(self, batches: list[GroupBatch]) -> None:
+        self.agree(None)
+        for index, gb in enumerate(batches):
+            batch = gb.batch(self.group.rank)
+            self.call("refill", lambda index=index, batch=batch: self.backend.refill(index, batch))
+        self.agree(None)
+
+    def round(self, gb: GroupBatch) -> None:
+        """One verified pair."""
+        backend, index = self.backend, gb.set_index
+        self.call("poison", backend.poison)
+        self.agree(None)  # no rank sends into an output that another is still poisoning
+        self.call("dispatch", lambda: backend.dispatch(index))
+        received = self.call("received", lambda: backend.received(index))
+        self.agree(self.checker.check_received(gb, received), f"dispatch of {gb.payload} rows, set {index}")
+        partials = self.checker.partials(gb, received)
+        self.copies.append(("received", received.rows, received.rows.tobytes()))
+        self.call("stage", lambda: backend.stage(index, partials))
+        self.call("combine", lambda: backend.combine(index))
+        self.combined(gb, "combine")
+
+    def chain(self, batches: list[GroupBatch]) -> None:
+        """Pairs back to back as timing runs them, then the last sums of each set; each was staged in a round."""
+        backend = self.backend
+        self.call("poison", backend.poison)
+        self.agree(None)
+        for pair in range(_CHAIN_PAIRS):
+            index = pair % SETS
+            self.call("dispatch", lambda index=index: backend.dispatch(index))
+            self.call("experts", lambda index=index: backend.experts(index))
+            self.call("combine", lambda index=index: backend.combine(index))
+        if backend.stable_order:
+            self.combined(batches[(_CHAIN_PAIRS - 1) % SETS], f"a chain of {_CHAIN_PAIRS} pairs")
+        self.call("drain_timing", backend.drain_timing)
+
+    def combined(self, gb: GroupBatch, where: str) -> None:
+        sums = self.call("combined", lambda: self.backend.combined(gb.set_index))
+        self.agree(self.checker.check_combined(gb, sums), f"{where} of {gb.payload} rows, set {gb.set_index}")
+        self.copies.append(("combined", sums.view(np.uint8), sums.tobytes()))
+
+    def call(self, stage: str, action: Callable[[], T]) -> T:
+        """The action's result; an exception of it ends the visit on every rank."""
+        try:
+            return action()
+        except GroupError as error:
+            raise self.broken(f"{stage} stopped: {error}") from error
+        except Exception as error:
+            raise self.failed(f"{stage} raised {type(error).__name__}: {error}") from error
+
+    def agree(self, found: Mismatch | None, where: str = "") -> None:
+        """Return if no rank found anything; also a barrier."""
+        mine = "" if found is None else f"{self.case.name}: {where}: {found}"
+        try:
+            everyone = self.group.all_gather(json.dumps(mine).encode(), self.timeout_s)
+        except GroupError as error:
+            raise _Broken([mine] if mine else self.broken(f"a peer was lost: {error}").problems) from error
+        if problems := [text for text in map(json.loads, everyone) if text]:
+            raise _Broken(problems)
+
+    def failed(self, problem: str) -> _Broken:
+        """The end of the visit for a reason that the peers cannot see."""
+        broken = self.broken(problem)
+        self.group.abort(broken.problems[0])
+        return broken
+
+    def broken(self, problem: str) -> _Broken:
+        return _Broken([f"{self.case.name}: rank {self.group.rank}: {problem}"])
+
+    def close(self, *, failed: bool) -> list[str]:
+        """Close twice. After a failure a lost group is no further problem."""
+        for time in ("first", "second"):
+            try:
+                self.backend.close()
+            except GroupError as error:
+                return [] if failed else self.broken(f"close stopped: {error}").problems
+            except Exception as error:
+                return self.broken(f"the {time} close raised {type(error).__name__}: {error}").problems
+        return []
+
+
+def _kind(point: Callable[..., Point], kind: RoutingKind) -> Point:
+    return point(routing=Routing(kind=kind))
+
+
+def _chosen(point: Point, slots: Slots, number: int, source: int, among: NDArray[np.integer]) -> Int32:
+    """Distinct slots [T, top_k] of those given, shifted from token to token and from set to set."""
+    token = np.arange(point.tokens[source])[:, None]
+    start = token * 3 + source + number
+    place = start + np.arange(point.model.top_k) * (1 + (token + number) % 2 * (len(among) - 2))
+    return among[place % len(among)].astype(np.int32)
+
+
+def _rotated(point: Point, slots: Slots, number: int) -> list[Int32]:
+    """Every token goes to the next rank."""
+    return [
+        _chosen(point, slots, number, source, np.flatnonzero(slots.slot_rank == (source + 1) % point.ep_size))
+        for source in range(point.ep_size)
+    ]
+
+
+def _none_to_last(point: Point, slots: Slots, number: int) -> list[Int32]:
+    """No token chooses the last rank."""
+    among = np.flatnonzero(slots.slot_rank != point.ep_size - 1)
+    return [_chosen(point, slots, number, source, among) for source in range(point.ep_size)]
+
+
+def _masked_rows(point: Point, slots: Slots, number: int) -> list[Int32]:
+    """Every other token, and all tokens of one rank, choose nothing."""
+    ids = [_chosen(point, slots, number, source, np.arange(slots.num_slots)) for source in range(point.ep_size)]
+    for chosen in ids:
+        chosen[number % 2 :: 2] = -1
+    ids[number % point.ep_size][:] = -1
+    return ids

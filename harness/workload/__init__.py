@@ -1,0 +1,1 @@
+"""What is exchanged: who is routed where, and the rows. The same on every rank, process and machine."""
