@@ -49,7 +49,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow lint format torch lock clean
+.PHONY: help quickstart setup kernels test test-slow bench lint format torch lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ test: $(TOOLS) lint ## lint and every test; skips with a sentence what this mach
 
 test-slow: $(TOOLS) ## the tests left out of `make test` for their length
 	@$(PYTEST) -m slow
+
+bench: setup kernels ## judge the speed of the CPU kernels against each other, gloo and the floor (RUN=... an earlier run)
+	@$(BIN)/python tests/benchmark/speed.py $(RUN)
 
 lint: $(TOOLS) ## ruff and pyright
 	@$(BIN)/ruff check

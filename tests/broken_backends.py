@@ -252,6 +252,27 @@ class NoOpAfterFirst(ReferenceBackend):
             super().dispatch(set_index)
 
 
+class IdleWhileTimed(ReferenceBackend):
+    """Does nothing at all once a timed pair has begun, until it gets new inputs: the fastest there is."""
+
+    idle = False
+
+    def refill(self, set_index: int, batch: Batch) -> None:
+        self.idle = False
+        super().refill(set_index, batch)
+
+    def dispatch(self, set_index: int) -> None:
+        if not self.idle:
+            super().dispatch(set_index)
+
+    def experts(self, set_index: int) -> None:
+        self.idle = True
+
+    def combine(self, set_index: int) -> None:
+        if not self.idle:
+            super().combine(set_index)
+
+
 class StaleCombine(ReferenceBackend):
     """Combine gives its first sums for ever."""
 

@@ -51,6 +51,8 @@ class ShmBackend(Backend):
             return f"{self.name} runs in domain cpu, not {point.domain}"
         if point.combine_format is not RowFormat.BF16:
             return f"{self.name} adds bf16 partials; combine_format={point.combine_format} is not one"
+        if self._option("wait_limit_s") <= 0:
+            return f"{self.name} bounds every wait: wait_limit_s={self.options['wait_limit_s']} must be above 0"
         return None
 
     def workspace_bytes(self, point: Point) -> int:
@@ -93,11 +95,11 @@ class ShmBackend(Backend):
             {**self._layout.offsets(), "total_bytes": self._layout.total_bytes},
             [segment.buffer for segment in self._segments],
             self._slot_rank,
-            wait_limit_s=float(self.options.get("wait_limit_s") or self.option_defaults()["wait_limit_s"] or 0),
+            wait_limit_s=self._option("wait_limit_s"),
             share_cores=ranks_share_cores(group),
             sets=len(shard.batches),
         )
-        self._exchange.start(int(self.options.get("first_epoch") or 0) & 0xFFFFFFFF)
+        self._exchange.start(int(self._option("first_epoch")) & 0xFFFFFFFF)
         for index in range(len(shard.batches)):
             self._bind(index)
         group.barrier()  # everyone has mapped and armed: the names are not needed, and rounds may begin
@@ -176,6 +178,9 @@ class ShmBackend(Backend):
     @abstractmethod
     def _own_bytes(self, sent: int, received: int) -> int:
         """Flags and re-arming of one pair, for a number of rows sent to and received from other ranks."""
+
+    def _option(self, name: str) -> float:
+        return float(self.options.get(name, self.option_defaults()[name]) or 0)
 
     @property
     def _ready(self) -> Exchange:

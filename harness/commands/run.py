@@ -72,7 +72,8 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     rows = [record for unit in units for record in unit.records]
     statuses = Counter(row.status for row in rows)
     planned = len(session.plan.points) * session.plan.timing.launches
-    console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
+    # with --json the document is all of stdout, and a person still sees the table
+    console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False, stderr=as_json)
     floor = read_floor(session.run) or {}
     if rows:
         console.print(run_table(rows))

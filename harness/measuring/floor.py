@@ -13,12 +13,12 @@ from epcross.harness.backends.shm import ranks_share_cores
 from epcross.kernels.shm import build
 from epcross.kernels.shm.layout import LINE_BYTES
 from epcross.kernels.shm.native import Native
-from epcross.kernels.shm.segment import Segment, attach_all, reserve
+from epcross.kernels.shm.segment import Segment, attach_all, free_bytes, reserve
 
 FALLBACK_LLC_BYTES = 32 << 20
 """Taken for the last cache where sysfs does not tell: that of many server cores that share one."""
 
-LARGEST_BUFFER_BYTES = 128 << 20
+LARGEST_BUFFER_BYTES = 256 << 20
 """Bound on what one rank copies, so that the floor stays short on machines with very large caches."""
 
 _EMPTY_PAIRS = 2000
@@ -33,8 +33,8 @@ def measure_floor(group: Group, *, copy_bytes: int | None = None) -> dict[str, A
     """Measure the floor of the cpu domain. Collective; the same values on every rank; under 2 s.
 
     Args:
-        copy_bytes: buffer of each rank for the bandwidth; None: the size of the last cache, at most
-            `LARGEST_BUFFER_BYTES`. Source and destination together are then twice the cache.
+        copy_bytes: buffer of each rank for the bandwidth; None: twice the last cache, at most
+            `LARGEST_BUFFER_BYTES` and what half of the free shared memory holds (the row states the size).
 
     Returns:
         `empty_pair_us`: median over pairs of two extension calls that do nothing, largest over ranks.
@@ -49,8 +49,9 @@ def measure_floor(group: Group, *, copy_bytes: int | None = None) -> dict[str, A
     """
     native = build.load()
     llc_bytes, llc_source = last_cache_bytes()
-    size = copy_bytes or min(llc_bytes, LARGEST_BUFFER_BYTES)
-    size = -(-size // LINE_BYTES) * LINE_BYTES
+    size = copy_bytes or min(2 * llc_bytes, LARGEST_BUFFER_BYTES, free_bytes() // (2 * group.size))
+    # ranks look at the free memory at different moments: the smallest answer counts
+    size = max(min(int(item) for item in group.all_gather(str(size).encode())) // LINE_BYTES, 1) * LINE_BYTES
     share_cores = ranks_share_cores(group)
 
     own = reserve(group.shared_name, group.rank, size + 2 * LINE_BYTES)

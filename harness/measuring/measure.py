@@ -140,7 +140,8 @@ class _Session:
             self.counts += [traffic.count(batch.ids, self.slots.slot_rank, self.point.ep_size) for batch in timed]
             self.report_stage(Stage.VERIFY_BEFORE)
             self._check_round(Stage.VERIFY_BEFORE, 0, self._batch(seed, EXACT_SET, Payload.EXACT))
-            for s, batch in enumerate(timed):
+            # last set first: a chain ends on the last set, so sums that it never wrote would be those of set 0
+            for s, batch in reversed(list(enumerate(timed))):
                 self._check_round(Stage.VERIFY_BEFORE, s, batch)
             self.report_stage(Stage.TIME)
             chains += self._time(seed, timed)
@@ -194,14 +195,17 @@ class _Session:
         pairs = pairs_for(
             timing.chain_ms, slowest_us, min_pairs=timing.min_pairs, max_pairs=timing.max_pairs, sets=timing.sets
         )
+        # each set equally often, so that a series too ends on the last set
+        iterations = -(-timing.iterations // timing.sets) * timing.sets
+        last_set = timing.sets - 1
         chains = []
         for chain in range(timing.chains):
+            self.group.barrier()  # no peer may still be writing
+            backend.poison()
             if self.point.regime is Regime.STEADY:
                 series = steady_series(backend, pairs=pairs, sets=timing.sets, line=line)
-                last_set = (pairs - 1) % timing.sets
             else:
-                series = entry_series(backend, iterations=timing.iterations, sets=timing.sets, line=line)
-                last_set = (timing.iterations - 1) % timing.sets
+                series = entry_series(backend, iterations=iterations, sets=timing.sets, line=line)
             backend.drain_timing()
             chains.append(Chain(seed=seed, chain=chain, series=series))
             if backend.stable_order:

@@ -53,10 +53,13 @@ def timing_problems(timing: Timing) -> list[str]:
             ("min_pairs", 1),
             ("iterations", 1),
             ("warmup_pairs", 0),
-            ("sets", 1),
         )
         if (value := getattr(timing, name)) < least
     ]
+    if timing.sets < 2:
+        problems.append(
+            f"timing.sets={timing.sets} must be at least 2: with one set, sums that a timed pair never wrote look right"
+        )
     problems += [
         f"timing.{name}={value} must be above 0"
         for name in ("chain_ms", "wall_limit_s")

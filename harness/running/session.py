@@ -157,7 +157,8 @@ def resume(path: Path) -> Session:
     """The run at `path` again: what is stored stays, the rest is measured.
 
     Raises:
-        StoreError: it is no run, is damaged, or belongs to a process that lives.
+        StoreError: it is no run, is damaged, belongs to a process that lives, or has rows that other code or another
+            machine measured.
     """
     run = open_run(path)
     plan = Plan.from_json(run.plan)
@@ -172,10 +173,33 @@ def resume(path: Path) -> Session:
         sessions = sum(note["event"] == "session" for note in ProgressReader(run.path).read())
         # rows of another session share no allocation with the first ones, and say so
         allocation = environment_facts.allocation_id() or f"{run.run_id}+{sessions}"
-        return Session(run=run, plan=plan, context=_context(run, facts, allocation))
+        context = _context(run, facts, allocation)
+        _refuse_other_code_or_machine(run, context)
+        return Session(run=run, plan=plan, context=context)
     except BaseException:
         release(run.path)
         raise
+
+
+def _refuse_other_code_or_machine(run: RunDirectory, context: RunContext) -> None:
+    """One run, one meaning: its rows are compared with each other, so all come from the same code and machine."""
+    results, _ = read_units(run)
+    stored = {record for result in results for record in result.records[:1]}
+    problems = []
+    if others := {r.measure_hash for r in stored} - {context.measure_hash}:
+        problems.append(
+            f"its rows were measured by other code (measure_hash {_short(others)}, now {context.measure_hash[:12]})"
+        )
+    if others := {r.machine for r in stored} - {context.machine}:
+        problems.append(f"its rows were measured on another kind of machine ({_short(others)}, now {context.machine})")
+    if problems:
+        shas = sorted({r.git_sha[:12] for r in stored if r.git_sha})
+        back = f", or go back to commit {' or '.join(shas)}" if shas else ""
+        raise StoreError(f"cannot resume {run.path}: {'; '.join(problems)}. Start a new run with `epcross run`{back}")
+
+
+def _short(hashes: set[str]) -> str:
+    return ", ".join(sorted(h[:12] for h in hashes))
 
 
 def check_room(plan: Plan) -> None:

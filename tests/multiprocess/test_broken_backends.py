@@ -1,0 +1,78 @@
+"""One sweep over broken backends, as a user's own folder: each ends as its own status, none as a time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from _spawn import left_overs
+from epcross.harness.record import Record
+from epcross.harness.storing.store import open_run, read_units
+
+ROOT = Path(__file__).parents[2]
+
+EXPECTED = {
+    "ReferenceBackend": ("ok", None, None),
+    "RaisesIn_prepare": ("error", "prepare", "deliberate"),
+    "RaisesIn_dispatch": ("error", "verify_before", "deliberate"),
+    "RaisesIn_experts": ("error", "time", "deliberate"),
+    "RaisesIn_close": ("error", "close", "deliberate"),
+    "Hangs": ("timeout", "verify_before", "wall limit of 4 s"),
+    "ReturnsEarly": ("incorrect", "verify_before", "row"),
+    "WritesLate": ("incorrect", "verify_before", "wrong bytes in a row"),
+    "OneWrongRow": ("incorrect", "verify_before", "wrong bytes in a row"),
+    "WrongExpert": ("incorrect", "verify_before", "wrong ids of a row"),
+    "WeightTwice": ("incorrect", "verify_before", "a wrong combined sum"),
+    "NoOpAfterFirst": ("incorrect", "verify_before", "row"),
+    "IdleWhileTimed": ("incorrect", "time", "a wrong combined sum"),
+}
+"""Class in broken_backends.py -> status, stage, words of the reason."""
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "backend").mkdir()
+    for name in EXPECTED:
+        (folder / "backend" / f"{name}.yaml").write_text(
+            f'target: tests.broken_backends:{name}\nlabel: {name}\ncolor: "#777777"\n'
+        )
+    (folder / "sweep").mkdir()
+    (folder / "sweep" / "broken.yaml").write_text(
+        "description: Backends that are each wrong in one way.\n"
+        "timing: smoke\n"
+        f"grid: {{backend: [{', '.join(EXPECTED)}], ep_size: 2, model: tiny, tokens_per_rank: 3, regime: steady}}\n"
+    )
+    command = [sys.executable, "-m", "epcross.harness.cli", "run", "sweep=broken", f"output_dir={folder}/runs"]
+    command += [f"--config-dir={folder}", "timing.wall_limit_s=4", "timing.max_pairs=20"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+    (run_path,) = (folder / "runs").iterdir()
+    run = open_run(run_path)
+    results, problems = read_units(run)
+    assert not problems
+    assert not left_overs(run)
+    found: dict[str, list[Record]] = {}
+    for result in results:
+        found.setdefault(result.records[0].backend, []).extend(result.records)
+    return found
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_ends_as_its_own_status(records: dict[str, list[Record]], name: str) -> None:
+    status, stage, words = EXPECTED[name]
+    (record,) = records[name]  # one phase, one repeat
+    assert record.status == status, record.reason
+    if status == "ok":
+        assert record.latency_us is not None
+        assert record.reason is None
+        return
+    assert record.latency_us is None
+    assert record.failed_stage == stage
+    assert words in (record.reason or "")
+    assert record.failed_rank == (1 if name.startswith(("Hangs", "RaisesIn")) else record.failed_rank)
+    assert record.failed_rank in (0, 1)
