@@ -74,5 +74,6 @@ def test_it_ends_as_its_own_status(records: dict[str, list[Record]], name: str) 
     assert record.latency_us is None
     assert record.failed_stage == stage
     assert words in (record.reason or "")
-    assert record.failed_rank == (1 if name.startswith(("Hangs", "RaisesIn")) else record.failed_rank)
+    if stage != "prepare":  # where every rank raises, and any may be first
+        assert record.failed_rank == 1 or status == "incorrect"
     assert record.failed_rank in (0, 1)

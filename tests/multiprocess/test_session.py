@@ -2,15 +2,20 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from _spawn import config
-from epcross.harness.errors import EpcrossError
+from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.planning.plan import build
+from epcross.harness.record import UnitResult
 from epcross.harness.running import session
 from epcross.harness.running.prebuild import prebuild
+from epcross.harness.storing.rows import failed_records
+from epcross.harness.storing.store import owner_of, release, write_unit
+from epcross.harness.terms import Status
 
 
 def test_each_backend_is_built_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -42,3 +47,17 @@ def test_a_plan_that_shared_memory_cannot_hold_is_refused(tmp_path: Path, monkey
     with pytest.raises(EpcrossError, match=r"/dev/shm has 4096 bytes free and EP 2 of this sweep needs \d+: lower"):
         session.start(plan)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("change", "words"), [("measure_hash", "other code"), ("machine", "another kind of machine")])
+def test_a_run_measured_by_other_code_or_elsewhere_is_not_resumed(tmp_path: Path, change: str, words: str) -> None:
+    plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
+    first = session.start(plan)
+    point = plan.points[0]
+    context = replace(first.context, **{change: "f" * 16, "git_sha": "c0ffee" * 6 + "c0ff"})
+    records = failed_records(point, plan.timing, 0, context, Status.ERROR, "it fell over")
+    write_unit(first.run, UnitResult(point_id=point.point_id, launch=0, records=records))
+    release(first.run.path)
+    with pytest.raises(StoreError, match=rf"{words}.*ffffffffffff.*go back to commit c0ffeec0ffee"):
+        session.resume(first.run.path)
+    assert owner_of(first.run.path) is None  # refused, and nobody is kept out by it
