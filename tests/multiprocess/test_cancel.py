@@ -149,7 +149,7 @@ def test_cancel_and_status_from_another_process(epcross: Epcross) -> None:
     begin = time.monotonic()
     code, out, _ = epcross("cancel", str(path))
     assert (code, out) == (0, f"{path} has ended. Go on with: epcross run --resume {path}\n")
-    out, err = process.communicate(timeout=20)
+    printed, err = process.communicate(timeout=20)
     assert time.monotonic() - begin < 5
     assert process.returncode == 130
     assert "Traceback" not in err
@@ -157,7 +157,7 @@ def test_cancel_and_status_from_another_process(epcross: Epcross) -> None:
     code, out, _ = epcross("status", str(path))
     assert out.startswith(f"{path.name}: interrupted\n")
     assert f"It ended early: cancelled by {path / 'cancel'}" in " ".join(out.split())
-    assert f"Go on with: epcross run --resume {path}" in err
+    assert f"Go on with: epcross run --resume {path}" in printed
 
 
 def test_bad_requests_are_told_apart(epcross: Epcross) -> None:
