@@ -1,4 +1,4 @@
-"""Stored rows as one tidy frame: a line per row, typed, with explicit flags, bytes, bandwidths and the floor beside them.
+"""Stored rows as one tidy frame: a line per row, typed, with explicit flags, bytes, bandwidths and the floor.
 
     rows, note = frame.headline(frame.load("results/runs/<run_id>"))
     rows.groupby([*frame.SERIES, "tokens_per_rank"], observed=True)["latency_us"].median()
@@ -45,7 +45,8 @@ SUBJECT = ("backend", "options", "backend_version", "tuned")
 CONDITIONS = (
     "phase", "regime", "domain", "sharing", "scope", "machine", "measure_hash",
     "model", "num_experts", "num_slots", "top_k", "hidden", "intermediate",
-    "ep_size", "token_spread", "capacity", "routing", "routing_params", "placement", "dispatch_format", "combine_format",
+    "ep_size", "token_spread", "capacity", "routing", "routing_params", "placement",
+    "dispatch_format", "combine_format",
 )  # fmt: skip
 """Under which conditions. Two of them follow from columns that grow with the tokens:
 
