@@ -68,8 +68,8 @@ def find(
     `bracket_high`, the measured token counts around the change of lead (outermost ones if there are several);
     `estimate`, the tokens where the ratio crosses 1, log-log between the points (geometric mean of first and last, if
     the ratio wavers), NaN if nowhere; `low`, `high`, its 95 % interval, 0 or infinite where it leaves the range;
-    `faster_below`, `faster_above`, `a`, `b` or `equal` by name, empty where it cannot be told; `agreement`, the share of
-    curves with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common range; `launches`, `seeds`,
+    `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `agreement`, the share of curves
+    with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common range; `launches`, `seeds`,
     `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two were measured in different
     allocations, and so at different times or places: no headline. `attrs["note"]` says what was left out.
 
