@@ -81,9 +81,9 @@ def compare(
     """One line for each (point, phase) of either frame (see `frame.load`), worst first.
 
     Columns (`COLUMNS`): what the point is; `headline`, whether its phase decides; `verdict`, a `Verdict`; `reason` why
-    it could not be compared or nothing is called; `note`, what else differs; `a_us` and `b_us`, medians; `ratio`, B over
-    A, with its 95 % interval `low` to `high` (widened for few launches; of fewer than `MIN_TRIALS` trials their range);
-    what it rests on. `attrs["note"]` says which rows were left out. Domains never meet: such points are not comparable.
+    it could not be compared or nothing is called; `note`, what else differs; `a_us` and `b_us`, medians; `ratio`, B
+    over A, with its 95 % interval `low` to `high` (widened for few launches; the range below `MIN_TRIALS` trials); what
+    it rests on. `attrs["note"]` says which rows were left out. Domains never meet: such points are not comparable.
 
     Raises:
         InputError: the margin is no share, or a flag is unknown.
@@ -101,15 +101,19 @@ def compare(
     for key in sorted(everything[0].keys() & everything[1].keys()):
         pair = [points[key] for points in everything]
         lines.append(_identity(pair[0]) | _same_point(pair, [points.get(key) for points in usable], settings))
-    left = [[points[key] for key in sorted(points.keys() - other.keys())]
-            for points, other in (everything, everything[::-1])]  # fmt: skip
-    lines += _without_counterpart(*left)
+    only_a, only_b = (
+        [own[key] for key in sorted(own.keys() - other.keys())] for own, other in (everything, everything[::-1])
+    )
+    lines += _without_counterpart(only_a, only_b)
     result = pd.DataFrame(lines, columns=list(COLUMNS))
-    order = pd.Series([list(Verdict).index(Verdict(verdict)) for verdict in result["verdict"]], dtype="int64")
-    result = result.assign(order=order).sort_values(
+    rank = pd.Series([list(Verdict).index(Verdict(verdict)) for verdict in result["verdict"]], dtype="int64")
+    result = result.assign(order=rank).sort_values(
         ["order", "ratio", *ALIKE], ascending=[True, False, *[True] * len(ALIKE)], ignore_index=True, kind="stable"
     )
-    result = result.drop(columns="order").assign(margin=margin)
+    whole = dict.fromkeys(("launches", "seeds", "chains", "trials"), "Int64")
+    floats = dict.fromkeys(("a_us", "b_us", "ratio", "low", "high"), "float64")
+    result = result.drop(columns="order").assign(margin=margin).astype(whole | floats)
+    result["within_launch"] = result["within_launch"].astype("boolean")
     result.attrs["note"] = "; ".join(notes)
     return result
 
@@ -163,9 +167,8 @@ def _judge(pair: list[pd.DataFrame], settings: _Settings) -> dict[str, Any]:
     drawn_us = resampled_medians(trials, resamples=settings.resamples, rng_seed=settings.rng_seed)
     if base.kind is IntervalKind.RANGE:
         # of few values, all that can be said is how far apart they lie at most
-        low, high = np.nanmin(trials[1].table) / np.nanmax(trials[0].table), np.nanmax(trials[1].table) / np.nanmin(
-            trials[0].table
-        )
+        low = np.nanmin(trials[1].table) / np.nanmax(trials[0].table)
+        high = np.nanmax(trials[1].table) / np.nanmin(trials[0].table)
     else:
         ratios = widened(medians_us[1] / medians_us[0], drawn_us[1] / drawn_us[0], base.launches)
         low, high = ends(ratios[0], base.kind)
@@ -208,8 +211,14 @@ def _why_none(rows: pd.DataFrame) -> str:
 
 def _differences(pair: list[pd.DataFrame], names: Iterable[str]) -> list[str]:
     """`machine: x / y` for each column in which the two differ."""
-    sides = [{name: " or ".join(sorted({str(value) for value in rows[name]})) for name in names} for rows in pair]
+    names = list(names)
+    sides = [{name: " or ".join(sorted({_short(value) for value in rows[name]})) for name in names} for rows in pair]
     return [f"{name}: {sides[0][name]} / {sides[1][name]}" for name in names if sides[0][name] != sides[1][name]]
+
+
+def _short(value: object) -> str:
+    """A long hash by its head."""
+    return text[:12] if len(text := str(value)) > 32 and text.isalnum() else text
 
 
 def _without_counterpart(left_a: list[pd.DataFrame], left_b: list[pd.DataFrame]) -> list[dict[str, Any]]:

@@ -68,8 +68,8 @@ def fit(
     `bandwidth_gbps`, `bandwidth_low_gbps`, `bandwidth_high_gbps` (infinite where bytes cost nothing that shows);
     `half_bytes`, where both parts cost the same; `residual_rms` and `residual_max`, relative; `launches`, `seeds`,
     `chains`, `trials`, `within_launch`, `interval`; `problem`, a sentence where nothing could be fitted and the
-    numbers are NaN; `holds`, whether the model is off by no more than `HUBER_SCALE` in `residual_rms`: where it is not, the
-    numbers describe the points that agree and `points` tells which do not. `attrs["note"]` says what was left out.
+    numbers are NaN; `holds`, whether `residual_rms` is at most `HUBER_SCALE`: where not, the numbers describe the
+    points that agree, and `points` tells which do not. `attrs["note"]` says what was left out.
 
     Raises:
         InputError: the view or a flag is unknown.
