@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from epcross.harness.commands import console, json_option
+from epcross.harness.errors import InputError, StoreError
 from epcross.harness.terms import Flag
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def command(run_a: Path, run_b: Path, margin: float, keep: tuple[str, ...], as_j
     from epcross.harness.analysis.compare import compare, exit_code
     from epcross.harness.analysis.compare_table import compare_table
 
-    frames = [frame.load(path) for path in (run_a, run_b)]
+    try:
+        frames = [frame.load(path) for path in (run_a, run_b)]
+    except StoreError as error:
+        raise InputError(str(error)) from error  # its own exit code, 1, means slower here
     compared = compare(*frames, margin=margin, keep=keep)
     code = exit_code(compared)
     if as_json:

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from analysis_values import simulate
 from scipy import stats
@@ -38,18 +39,12 @@ def test_trials_are_laid_out_by_level(tmp_path: Path) -> None:
 
 def test_launches_of_two_runs_are_different_launches(tmp_path: Path) -> None:
     rows = simulate(tmp_path, {"x": float}, tokens=[1], repeats=(3, 1, 2), spread=(0.1, 0.1, 0.1))
-    both = Trials(pd_concat(rows, rows.assign(run_id="run-b")))
+    both = Trials(pd.concat([rows, rows.assign(run_id="run-b")]))
     assert both.levels == (6, 1, 2)
     with pytest.raises(ValueError, match="the same point, launch, seed and chain"):
-        Trials(pd_concat(rows, rows))
+        Trials(pd.concat([rows, rows]))
     with pytest.raises(ValueError, match="a latency is missing"):
         Trials(rows.assign(latency_us=np.nan))
-
-
-def pd_concat(*frames):
-    import pandas as pd
-
-    return pd.concat(frames, ignore_index=True)
 
 
 def test_a_draw_takes_whole_launches_then_seeds_then_chains(tmp_path: Path) -> None:
