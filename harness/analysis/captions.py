@@ -1,5 +1,6 @@
 """What stands under every table and figure: how often, how, where and inside which window a number was taken."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from epcross.harness.measuring.stats import MIN_LAUNCHES
@@ -9,12 +10,13 @@ from epcross.harness.terms import Domain
 
 
 def provenance(rows: Sequence[Record]) -> list[str]:
-    """Sentences on `rows`: n (launches x seeds x chains), estimator, boundary, domain and run ids."""
+    """Sentences on `rows`: n of each point (launches x seeds x chains), estimator, boundary, domain and run ids."""
     launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    estimators = sorted({row.estimator for row in rows if row.estimator})
+    counts = sorted(Counter((row.run_id, row.point_id, row.phase) for row in rows).values())
+    n = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     lines = [
-        f"n = {launches * seeds * chains} repeats ({launches} launches x {seeds} seeds x {chains} chains)",
-        f"each repeat: {'; '.join(estimators) or 'no time was taken'}",
+        f"n = {n} repeats ({launches} launches x {seeds} seeds x {chains} chains)",
+        f"each repeat: {_estimators(rows)}",
     ]
     if launches < MIN_LAUNCHES:
         lines.append(f"within_launch: fewer than {MIN_LAUNCHES} launches, so the variance between launches is not seen")
@@ -24,6 +26,13 @@ def provenance(rows: Sequence[Record]) -> list[str]:
     if {row.domain for row in rows} == {Domain.CPU}:
         lines[-1] += "; processes over shared memory, not comparable with GPU numbers"
     return lines
+
+
+def _estimators(rows: Sequence[Record]) -> str:
+    """How a latency follows from the samples; by regime where there are several."""
+    found = sorted({(row.regime, row.estimator) for row in rows if row.estimator}, reverse=True)
+    several = len({regime for regime, _ in found}) > 1
+    return "; ".join(f"{regime}, {words}" if several else words for regime, words in found) or "no time was taken"
 
 
 def boundaries(rows: Sequence[Record]) -> list[str]:

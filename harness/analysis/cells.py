@@ -4,11 +4,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from epcross.harness.measuring.stats import Interval, interval
+from epcross.harness.measuring.stats import Interval, IntervalKind
 from epcross.harness.record import Record
 from epcross.harness.terms import Flag, Phase, Sharing, Status
+
+if TYPE_CHECKING:
+    from epcross.harness.analysis.resample import Trials
 
 SETTING = (
     "domain", "sharing", "scope", "model", "hidden", "intermediate", "num_experts", "num_slots", "top_k", "routing",
@@ -46,7 +49,7 @@ class Cell:
     rows: tuple[Record, ...]  # all of them
     shown: tuple[Record, ...]  # ok rows behind the number: those without a flag, or all where each has one
     flags: frozenset[str]  # why `shown` is no headline; empty if it is one
-    interval: Interval | None  # of `shown`; None where no row is ok
+    interval: Interval | None  # of `shown`, widened for few launches (see `resample`); None where no row is ok
 
     @property
     def headline(self) -> bool:
@@ -67,6 +70,12 @@ class Cell:
     def wire_bytes(self) -> int:
         """View `wire_bytes`: rows to other ranks and their partials back, over all ranks; mean over shown rows."""
         sizes = [(row.pairs_remote_sum or 0) * (row.padded_bytes + row.combine_row_bytes) for row in self.shown]
+        return round(sum(sizes) / len(sizes))
+
+    @property
+    def rank_bytes(self) -> int:
+        """View `rank_bytes`: the same with what stays on its own rank."""
+        sizes = [(row.pairs_sum or 0) * (row.padded_bytes + row.combine_row_bytes) for row in self.shown]
         return round(sum(sizes) / len(sizes))
 
     @property
@@ -140,7 +149,6 @@ def _cell(rows: Sequence[Record], variant: str) -> Cell:
     ok = [row for row in rows if row.status == Status.OK]
     plain = [row for row in ok if not headline_flags(row)]
     shown = plain or ok
-    values = {(row.launch, row.seed, row.chain): row.latency_us for row in shown if row.latency_us is not None}
     return Cell(
         setting=describe_setting(first),
         ep_size=first.ep_size,
@@ -150,7 +158,40 @@ def _cell(rows: Sequence[Record], variant: str) -> Cell:
         rows=tuple(rows),
         shown=tuple(shown),
         flags=frozenset() if plain else frozenset(flag for row in ok for flag in headline_flags(row)),
-        interval=interval(values) if values else None,
+        interval=_interval(shown) if shown else None,
+    )
+
+
+def trials(rows: Sequence[Record]) -> "Trials":
+    """The latencies of ok rows of one point, as the bootstrap wants them."""
+    import pandas as pd
+
+    from epcross.harness.analysis.resample import Trials
+
+    names = ("run_id", "launch", "seed", "chain", "tokens_per_rank", "latency_us")
+    return Trials(pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names}))
+
+
+def _interval(rows: Sequence[Record]) -> Interval:
+    from epcross.harness.analysis import resample
+
+    own = trials(rows)
+    base = resample.support([own])
+    middle = own.medians_us()
+    (drawn,) = resample.resampled_medians([own])
+    if base.kind is IntervalKind.BOOTSTRAP:
+        drawn = resample.widened(middle, drawn, base.launches)
+    low, high = resample.ends(drawn[0], base.kind)
+    return Interval(
+        median_us=float(middle[0]),
+        low_us=low,
+        high_us=high,
+        kind=base.kind,
+        within_launch=base.within_launch,
+        launches=base.launches,
+        seeds=base.seeds,
+        chains=base.chains,
+        trials=base.trials,
     )
 
 

@@ -41,6 +41,7 @@ class Material:
 
     runs: tuple[Run, ...]
     samples: "pd.DataFrame"  # run_id, point_id, phase, repeat, rank, iteration, value_us
+    frame: "pd.DataFrame"  # the rows as `frame.load` gives them, for fits and crossovers
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -65,6 +66,8 @@ def load(paths: Sequence[Path]) -> Material:
     """
     import pyarrow as pa
 
+    from epcross.harness.analysis.frame import load as load_frame
+
     runs = tuple(_open(path) for path in paths)
     ids = [run.run_id for run in runs]
     twice = sorted({run_id for run_id in ids if ids.count(run_id) > 1})
@@ -75,7 +78,7 @@ def load(paths: Sequence[Path]) -> Material:
         found = "; ".join(f"{run_id}: {', '.join(words)}" for run_id, words in domains.items())
         raise ConfigError(f"rows of different domains do not go on one page ({found}); report each domain by itself")
     samples = pa.concat_tables([run.samples for run in runs]).unify_dictionaries().to_pandas()
-    return Material(runs=runs, samples=samples)
+    return Material(runs=runs, samples=samples, frame=load_frame(*paths))
 
 
 def _open(path: Path) -> Run:

@@ -8,7 +8,7 @@ from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.cells import MARGIN, headline_flags
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.plots import draw, scenes
-from epcross.harness.report import tables
+from epcross.harness.report import models, tables
 from epcross.harness.report.document import Block, Bullets, Document, Paragraph, Picture, Section
 from epcross.harness.report.machine import what_was_run
 from epcross.harness.terms import Flag, Status
@@ -25,6 +25,7 @@ def document(material: Material) -> Document:
         Section(title="What was run", blocks=what_was_run(material)),
         Section(title="Statuses and flags", blocks=tables.statuses(material)),
         Section(title="Headline numbers", blocks=_headlines(found)),
+        *_conclusions(found),
         Section(title="Figures", blocks=_figures(drawn, flagged=False)),
     ]
     if any(scene.flagged for scene in found):
@@ -57,7 +58,7 @@ def _summary(material: Material, found: list[Scene]) -> list[Block]:
     best = [sentence for scene in found for sentence in _who_wins(scene, several=len(found) > 1)]
     blocks: list[Block] = [Bullets(entries=lines)]
     if best:
-        words = f"Least median round trip, where it is {MARGIN:.0%} ahead of the second and the two intervals are apart:"
+        words = f"Least median round trip, where it is {MARGIN:.0%} ahead of the second and the 95 % interval of their ratio excludes 1:"
         blocks += [Paragraph(text=words), Bullets(entries=best)]
     return blocks
 
@@ -82,6 +83,11 @@ def _headlines(found: list[Scene]) -> list[Block]:
     if not blocks:
         return [Paragraph(text="No round trip is ok and without flags, so there is no headline number.")]
     return blocks
+
+
+def _conclusions(found: list[Scene]) -> list[Section]:
+    blocks: list[Block] = [table for scene in found for table in (*models.crossovers(scene), *models.fits(scene))]
+    return [Section(title="Crossovers and costs", blocks=blocks)] if blocks else []
 
 
 def _figures(drawn: list[tuple[Scene, list[Figure | Omitted]]], *, flagged: bool) -> list[Block]:

@@ -7,6 +7,8 @@ from epcross.harness.report.document import Block, Bullets, Code, Document, Para
 
 WIDTH = 100
 
+_NARROW = 12  # a column folds no further
+
 
 def to_markdown(document: Document) -> str:
     """The document as Markdown; figures are links to `figures/<name>.svg`."""
@@ -20,13 +22,15 @@ def to_markdown(document: Document) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool) -> str:
     """A padded table. Where it is too wide, the text of its widest column goes on in further lines."""
     cells = [[_escape(cell) for cell in row] for row in (head, *rows)]
+    least = [max(len(title), _NARROW) for title in cells[0]]  # a head of two lines would be no head in Markdown
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    frame = 3 * len(head) + 1
-    while sum(widths) + frame > WIDTH and max(widths) > 12:
-        widest = widths.index(max(widths))
-        others = sum(widths) - widths[widest]
-        runner_up = max((width for column, width in enumerate(widths) if column != widest), default=0)
-        widths[widest] = max(12, WIDTH - frame - others, min(runner_up, widths[widest] - 1))
+    while (excess := sum(widths) + 3 * len(head) + 1 - WIDTH) > 0:
+        spare = [width - low for width, low in zip(widths, least, strict=True)]
+        widest = max((column for column, room in enumerate(spare) if room > 0), key=widths.__getitem__, default=None)
+        if widest is None:
+            break
+        rival = max((width for column, width in enumerate(widths) if column != widest and spare[column] > 0), default=0)
+        widths[widest] -= min(excess, spare[widest], max(widths[widest] - rival, 1))
     lines = [_lines(cells[0], widths, numbers=numbers), _rule(widths, numbers=numbers)]
     return "\n".join([*lines, *(_lines(row, widths, numbers=numbers) for row in cells[1:])])
 

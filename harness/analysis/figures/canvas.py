@@ -28,6 +28,11 @@ class Figure:
     drawing: "Drawing"
     data: tuple[dict[str, Any], ...]  # one for each mark; `panel` and `key` say where it is drawn
 
+    @property
+    def width_inches(self) -> float:
+        """How wide the drawing is."""
+        return float(self.drawing.get_size_inches()[0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omitted:

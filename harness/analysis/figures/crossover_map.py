@@ -21,7 +21,7 @@ class Winner:
     cell: Cell
     second: Cell
     lead: float  # the second's median over its own, minus 1
-    clear: bool  # beyond the margin, and the intervals do not overlap
+    clear: bool  # beyond the margin, and the interval of the ratio is below 1
 
 
 def winners(cells: Sequence[Cell]) -> list[Winner]:
@@ -34,9 +34,10 @@ def winners(cells: Sequence[Cell]) -> list[Winner]:
             second = best_peer(first, here)
             if second is None:
                 continue
-            _, value, high = ratio(first, second)
-            lead = 1 / value - 1
-            found.append(Winner(cell=first, second=second, lead=lead, clear=lead > MARGIN and high < 1))
+            found_ratio = ratio(first, second)
+            lead = 1 / found_ratio.value - 1
+            clear = lead > MARGIN and found_ratio.high < 1 and not found_ratio.objection
+            found.append(Winner(cell=first, second=second, lead=lead, clear=clear))
     return found
 
 
@@ -86,7 +87,7 @@ def draw(scene: Scene) -> Figure | Omitted:
         ax.set_xlabel("tokens per rank")
     sentence = (
         "colour and marker: the series with the least median; number: how much longer the second takes; pale and in "
-        f"brackets: within {MARGIN:.0%}, or the two intervals overlap, so no clear winner; white: fewer than two series"
+        f"brackets: within {MARGIN:.0%}, or the 95 % interval of the ratio holds 1, so no clear winner; white: fewer than two series"
     )
     rows = shown_rows([cell for winner in found for cell in (winner.cell, winner.second)])
     return canvas.finish(

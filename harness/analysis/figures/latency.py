@@ -1,12 +1,16 @@
 """Latency against tokens per rank, with the floor of the machine and, where they are known, fitted lines."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from epcross.harness.analysis.captions import provenance
 from epcross.harness.analysis.cells import Cell, by_panel
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, microsecond_axis, token_axis
 from epcross.harness.analysis.figures.scene import Scene, by_series, entry, shown_rows
+from epcross.harness.analysis.fit import VIEW, fit
 from epcross.harness.analysis.style import FLOOR_COLOR
 from epcross.harness.storing.rows import join_words
 
@@ -18,7 +22,8 @@ def draw(scene: Scene) -> Figure | Omitted:
     name, title = f"latency{scene.suffix}", "Latency against tokens per rank"
     if not scene.headline:
         return Omitted(name=name, title=title, reason="no round trip is ok and without flags")
-    return _draw(scene, scene.headline, name, title, scene.caption(*_SENTENCES, rows=shown_rows(scene.headline)))
+    caption = scene.caption(*_SENTENCES, rows=shown_rows(scene.headline))
+    return _draw(scene, scene.headline, name, title, caption, fitted=True)
 
 
 def draw_flagged(scene: Scene) -> Figure | Omitted:
@@ -29,21 +34,22 @@ def draw_flagged(scene: Scene) -> Figure | Omitted:
     flags = join_words(flag for cell in scene.flagged for flag in cell.flags)
     warning = f"every row here is flagged {flags}: it measures the machine as much as the exchange"
     caption = [warning, *_SENTENCES, scene.setting, *provenance(shown_rows(scene.flagged))]
-    return _draw(scene, scene.flagged, name, title, caption)
+    return _draw(scene, scene.flagged, name, title, caption, fitted=False)
 
 
 _SENTENCES = (
-    "line: median of the repeats; band: 95 % interval of that median (resampled by launch, seed, chain; "
-    "lowest..highest below 8 repeats); whiskers: lowest..highest repeat",
+    "line: median of the repeats; band: lowest..highest repeat",
 )
 
 
-def _draw(scene: Scene, cells: Sequence[Cell], name: str, title: str, caption: Sequence[str]) -> Figure:
+def _draw(
+    scene: Scene, cells: Sequence[Cell], name: str, title: str, caption: Sequence[str], *, fitted: bool
+) -> Figure:
     panels = by_panel(cells, by_run=False)
     titles = {key: _panel_title(scene, key, found) for key, found in panels.items()}
     canvas = Canvas(list(titles.values()))
     data: list[dict[str, Any]] = []
-    has_floor = False
+    has_floor = has_fit = False
     for key, found in panels.items():
         panel = titles[key]
         ax = canvas.panels[panel]
@@ -52,10 +58,8 @@ def _draw(scene: Scene, cells: Sequence[Cell], name: str, title: str, caption: S
             intervals = [point.interval for point in points if point.interval is not None]
             x = [point.tokens for point in points]
             middle = [one.median_us for one in intervals]
-            low, high = [one.low_us for one in intervals], [one.high_us for one in intervals]
-            ax.fill_between(x, low, high, color=style.color, alpha=0.18, linewidth=0)
-            lowest, highest = [point.lowest_us for point in points], [point.highest_us for point in points]
-            ax.vlines(x, lowest, highest, color=style.color, linewidth=0.8, alpha=0.7)
+            low, high = [point.lowest_us for point in points], [point.highest_us for point in points]
+            ax.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0)
             canvas.line(panel, scene.key(series), x, middle, style)
             for point, one in zip(points, intervals, strict=True):
                 data.append(
@@ -65,6 +69,8 @@ def _draw(scene: Scene, cells: Sequence[Cell], name: str, title: str, caption: S
                         trials=one.trials, launches=one.launches, flags=join_words(point.flags),
                     )  # fmt: skip
                 )
+            if fitted:
+                has_fit = _draw_fits(scene, canvas, panel, points) or has_fit
         floors = _floors(scene, found)
         for tokens_us in floors.values():
             (line,) = ax.plot(*zip(*sorted(tokens_us.items()), strict=True), color=FLOOR_COLOR, linestyle=":", linewidth=1.2)
@@ -74,12 +80,32 @@ def _draw(scene: Scene, cells: Sequence[Cell], name: str, title: str, caption: S
         microsecond_axis(ax)
     canvas.y_label("round trip (us)")
     words = [*caption]
+    if has_fit:
+        words.insert(1, f"thin lines: fixed cost + {VIEW} / bandwidth, fitted to the medians by relative error")
     if has_floor:
         words.insert(
             1, "floor: what moving the flags and the bytes alone costs, at this machine's copy bandwidth for buffers "
             "beyond the last cache; rows that stay in a cache can be faster than it"
         )  # fmt: skip
     return canvas.finish(name=name, title=title, caption=words, data=data)
+
+
+def _draw_fits(scene: Scene, canvas: Canvas, panel: str, points: Sequence[Cell]) -> bool:
+    """Draw the fitted model of one series through the bytes of its points; whether there was one."""
+    from matplotlib.lines import Line2D
+
+    fits = fit(scene.rows(points))
+    done = False
+    for fixed_us, bandwidth_gbps in zip(fits["fixed_us"], fits["bandwidth_gbps"], strict=True):
+        if len(fits) > 1 or math.isnan(fixed_us):
+            continue
+        tokens = np.geomspace(max(points[0].tokens, 1), points[-1].tokens, 60)
+        moved = np.interp(tokens, [point.tokens for point in points], [point.rank_bytes for point in points])
+        color = scene.styles[points[0].series].color
+        canvas.panels[panel].plot(tokens, fixed_us + moved / bandwidth_gbps / 1e3, color=color, linewidth=0.7, alpha=0.9)
+        canvas.explain("fit", Line2D([], [], color="#555555", linewidth=0.7))
+        done = True
+    return done
 
 
 def _panel_title(scene: Scene, key: tuple[Any, ...], found: Sequence[Cell]) -> str:

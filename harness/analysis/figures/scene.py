@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epcross.harness.analysis.captions import provenance
 from epcross.harness.analysis.cells import Cell, Series
@@ -10,6 +10,10 @@ from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.style import Styles
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import join_words
+from epcross.harness.terms import Phase
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,14 @@ class Scene:
     def several_runs(self) -> bool:
         """Whether the report has more than one run."""
         return len(self.material.runs) > 1
+
+    def rows(self, cells: Sequence[Cell]) -> "pd.DataFrame":
+        """The round trips of `cells` of one run, as `frame.load` gives them."""
+        points = {cell.rows[0].point_id for cell in cells}
+        (run_id,) = {cell.series.run_id for cell in cells}
+        frame = self.material.frame
+        here = (frame["run_id"] == run_id) & (frame["phase"] == Phase.ROUND_TRIP) & frame["point_id"].isin(points)
+        return frame[here]
 
     def panel(self, ep_size: int, regime: str, run_id: str | None = None) -> str:
         """The title of a panel."""
