@@ -19,7 +19,8 @@ _UNKNOWN_COLOR = "#555555"
 class SeriesStyle:
     """One series' looks: colour by backend, marker and line by backend and variant, fill of the marker by run."""
 
-    label: str
+    label: str  # with the letter of the run where there are several
+    name: str  # without it
     color: str
     marker: str
     line: str | tuple[int, tuple[int, ...]]
@@ -41,6 +42,7 @@ class Styles(Mapping[Series, SeriesStyle]):
             config = configs.get(one.backend)
             label = f"{config.label if config else one.backend} {one.variant}".rstrip()
             self._styles[one] = SeriesStyle(
+                name=label,
                 label=f"{label} ({self.runs[one.run_id]})" if len(runs) > 1 else label,
                 color=config.color if config else _UNKNOWN_COLOR,
                 marker=MARKERS[number % len(MARKERS)],

@@ -28,7 +28,7 @@ def fits(scene: Scene) -> list[Table]:
     rows, data = [], []
     for key, found in by_panel(scene.headline, by_run=True).items():
         for series, points in by_series(found).items():
-            label = scene.styles[series].label
+            label = scene.styles[series].name
             for line in fit(scene.rows(points)).to_dict("records"):
                 data.append({**_place(scene, key, points), **{name: line[name] for name in _FIT_NUMBERS}})
                 if line["problem"]:
@@ -60,7 +60,7 @@ def crossovers(scene: Scene) -> list[Table]:
             subjects = [_subject(points) for points in (own, other)]
             if subjects[0] == subjects[1]:
                 continue  # one backend under two loads: other conditions, no rivals
-            labels = {_subject_name(s): scene.styles[o].label for s, o in zip(subjects, (first, second), strict=True)}
+            labels = {_subject_name(s): scene.styles[o].name for s, o in zip(subjects, (first, second), strict=True)}
             for line in find(scene.rows([*own, *other]), *subjects).to_dict("records"):
                 named = {name: labels.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")}
                 data.append({**_place(scene, key, own), **{name: line.get(name) for name in _CROSSOVER_NUMBERS}, **named})

@@ -26,9 +26,11 @@ def latencies(scene: Scene, *, flagged: bool) -> list[Table]:
         if not chosen:
             continue
         series = sorted({cell.series for cell in found})
-        for start in range(0, len(series), _SERIES_PER_TABLE):
-            part = series[start : start + _SERIES_PER_TABLE]
-            suffix = f"_{start // _SERIES_PER_TABLE + 1}" if len(series) > _SERIES_PER_TABLE else ""
+        parts = -(-len(series) // _SERIES_PER_TABLE)
+        width = -(-len(series) // parts)  # of about equal width
+        for start in range(0, len(series), width):
+            part = series[start : start + width]
+            suffix = f"_{start // width + 1}" if parts > 1 else ""
             run = f"_run{scene.styles.runs[key[2]]}" if scene.several_runs else ""
             word = "flagged" if flagged else "headline"
             name = f"{word}_ep{key[0]}_{key[1]}{run}{scene.suffix}{suffix}"
@@ -46,13 +48,15 @@ def _latency_table(
         cells = [_cell(by_place.get((tokens, one)), footnotes, flagged=flagged) for one in series]
         rows.append([str(tokens), *cells])
     used = [cell for cell in found if cell.series in series and cell.interval and bool(cell.flags) == flagged]
+    flags = join_words(flag for cell in used for flag in cell.flags)
+    stars = [f"* every ok repeat is flagged {flags}: no headline"] if flagged else []
     repeats, *rest = provenance([row for cell in used for row in cell.shown] or list(found[0].rows))
     return Table(
         name=name,
         title=f"{scene.panel(*key)}: round trip in us",
         head=["tokens per rank", *(scene.styles[one].label for one in series)],
         rows=rows,
-        notes=[*footnotes.lines(), f"median [lowest..highest] over {repeats}", scene.setting, *rest],
+        notes=[*stars, *footnotes.lines(), f"median [lowest..highest] over {repeats}", scene.setting, *rest],
         data=[_numbers(cell) for cell in found if cell.series in series],
         numbers=True,
     )

@@ -13,6 +13,8 @@ from epcross.harness.analysis.style import text_color
 
 NAME, TITLE = "crossover_map", "Who is fastest where"
 
+_BESIDE = 8  # token counts up to which two panels stand side by side
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
@@ -57,7 +59,12 @@ def draw(scene: Scene) -> Figure | Omitted:
     names = sorted(panels, key=lambda name: not name.startswith("steady"))
     tokens = sorted({winner.cell.tokens for winner in found})
     sizes = sorted({winner.cell.ep_size for winner in found})
-    canvas = Canvas(names, height=0.25 + 0.16 * len(sizes), width=max(1.0, len(tokens) / 8))
+    canvas = Canvas(
+        names,
+        columns=2 if len(tokens) <= _BESIDE else 1,
+        height=0.25 + 0.16 * len(sizes),
+        width=max(1.0, 0.17 + 0.15 * len(tokens)),
+    )
     data: list[dict[str, Any]] = []
     for name in names:
         ax = canvas.panels[name]
@@ -74,7 +81,7 @@ def draw(scene: Scene) -> Figure | Omitted:
             words = f"{winner.lead:+.0%}" if winner.clear else f"({winner.lead:+.0%})"
             ax.text(x, y - 0.2, words, ha="center", va="center", fontsize=7, color=ink)
             sign = Line2D([], [], marker=style.marker, color=text_color(style.color), markersize=4.5, linestyle="")
-            canvas.explain(style.label, (Patch(facecolor=style.color), sign))
+            canvas.explain(style.name, (Patch(facecolor=style.color), sign))
             line = entry(
                 scene, name, winner.cell, second=winner.second.series.name, lead=winner.lead, clear=winner.clear
             )

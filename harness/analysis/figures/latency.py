@@ -23,7 +23,7 @@ def draw(scene: Scene) -> Figure | Omitted:
     if not scene.headline:
         return Omitted(name=name, title=title, reason="no round trip is ok and without flags")
     caption = scene.caption(*_SENTENCES, rows=shown_rows(scene.headline))
-    return _draw(scene, scene.headline, name, title, caption, fitted=True)
+    return _draw(scene, scene.headline, name, title, caption, fitted=not scene.several_runs)
 
 
 def draw_flagged(scene: Scene) -> Figure | Omitted:
@@ -45,11 +45,13 @@ _SENTENCES = (
 def _draw(
     scene: Scene, cells: Sequence[Cell], name: str, title: str, caption: Sequence[str], *, fitted: bool
 ) -> Figure:
+    from matplotlib.lines import Line2D
+
     panels = by_panel(cells, by_run=False)
     titles = {key: _panel_title(scene, key, found) for key, found in panels.items()}
     canvas = Canvas(list(titles.values()))
     data: list[dict[str, Any]] = []
-    has_floor = has_fit = False
+    floor_line, has_fit = None, False
     for key, found in panels.items():
         panel = titles[key]
         ax = canvas.panels[panel]
@@ -74,15 +76,16 @@ def _draw(
         floors = _floors(scene, found)
         for tokens_us in floors.values():
             (line,) = ax.plot(*zip(*sorted(tokens_us.items()), strict=True), color=FLOOR_COLOR, linestyle=":", linewidth=1.2)
-            canvas.explain(FLOOR_WORDS, line)
-            has_floor = True
+            floor_line = line
         token_axis(ax, (point.tokens for point in found))
         microsecond_axis(ax)
     canvas.y_label("round trip (us)")
     words = [*caption]
     if has_fit:
+        canvas.explain("fit: fixed + bytes / bandwidth", Line2D([], [], color="#555555", linewidth=0.7))
         words.insert(1, f"thin lines: fixed cost + {VIEW} / bandwidth, fitted to the medians by relative error")
-    if has_floor:
+    if floor_line is not None:
+        canvas.explain(FLOOR_WORDS, floor_line)
         words.insert(
             1, "floor: what moving the flags and the bytes alone costs, at this machine's copy bandwidth for buffers "
             "beyond the last cache; rows that stay in a cache can be faster than it"
@@ -92,8 +95,6 @@ def _draw(
 
 def _draw_fits(scene: Scene, canvas: Canvas, panel: str, points: Sequence[Cell]) -> bool:
     """Draw the fitted model of one series through the bytes of its points; whether there was one."""
-    from matplotlib.lines import Line2D
-
     fits = fit(scene.rows(points))
     done = False
     for fixed_us, bandwidth_gbps in zip(fits["fixed_us"], fits["bandwidth_gbps"], strict=True):
@@ -103,7 +104,6 @@ def _draw_fits(scene: Scene, canvas: Canvas, panel: str, points: Sequence[Cell])
         moved = np.interp(tokens, [point.tokens for point in points], [point.rank_bytes for point in points])
         color = scene.styles[points[0].series].color
         canvas.panels[panel].plot(tokens, fixed_us + moved / bandwidth_gbps / 1e3, color=color, linewidth=0.7, alpha=0.9)
-        canvas.explain("fit", Line2D([], [], color="#555555", linewidth=0.7))
         done = True
     return done
 

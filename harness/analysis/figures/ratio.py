@@ -100,7 +100,9 @@ def _ratio_axis(ax: Any, middles: Sequence[float], ends: Sequence[float]) -> boo
     low = max(min(*middles, 1) / _BEYOND, min(*ends, 1) / 1.1)
     high = min(max(*middles, 1) * _BEYOND, max(*ends, 1) * 1.1)
     ax.set_ylim(low, high)
-    ticks = [power * step for power in (0.001, 0.01, 0.1, 1, 10, 100, 1000) for step in (1, 1.5, 2, 3, 5, 7)]
+    span = high / low
+    steps = (1, 1.5, 2, 3, 5, 7) if span < 15 else (1, 2, 5) if span < 200 else (1,)
+    ticks = [10.0**power * step for power in range(-4, 6) for step in steps]
     ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
