@@ -1,5 +1,6 @@
 """What a report is made of: the runs as they lie on disk, with everything that is wrong about them."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,10 @@ def load(paths: Sequence[Path]) -> Material:
         found = "; ".join(f"{run_id}: {', '.join(words)}" for run_id, words in domains.items())
         raise ConfigError(f"rows of different domains do not go on one page ({found}); report each domain by itself")
     samples = pa.concat_tables([run.samples for run in runs]).unify_dictionaries().to_pandas()
-    return Material(runs=runs, samples=samples, frame=load_frame(*paths))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of damaged units: they are in `Run.problems` already
+        frame = load_frame(*paths)
+    return Material(runs=runs, samples=samples, frame=frame)
 
 
 def _open(path: Path) -> Run:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from epcross.harness.analysis.cells import Series
 from epcross.harness.analysis.material import Run
@@ -32,7 +33,9 @@ class Styles(Mapping[Series, SeriesStyle]):
 
     def __init__(self, runs: Iterable[Run], series: Iterable[Series]) -> None:
         runs = list(runs)
-        self.runs = {run.run_id: chr(ord("A") + number) if number < 26 else str(number) for number, run in enumerate(runs)}
+        self.runs = {
+            run.run_id: chr(ord("A") + number) if number < 26 else str(number) for number, run in enumerate(runs)
+        }
         configs = {name: config for run in reversed(runs) for name, config in run.plan.backends.items()}
         ordered = sorted(set(series))
         names = sorted({(one.backend, one.variant) for one in ordered})
@@ -66,7 +69,7 @@ def theme() -> Iterator[None]:
     import matplotlib as mpl
     import seaborn as sns
 
-    looks = {
+    looks: dict[Any, Any] = {
         **sns.axes_style("whitegrid"),
         **sns.plotting_context("paper"),
         "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same everywhere

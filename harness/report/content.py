@@ -2,10 +2,10 @@
 
 from collections import Counter
 
+from epcross.harness.analysis.cells import MARGIN, headline_flags
 from epcross.harness.analysis.figures.canvas import Figure, Omitted
 from epcross.harness.analysis.figures.crossover_map import Winner, winners
 from epcross.harness.analysis.figures.scene import Scene
-from epcross.harness.analysis.cells import MARGIN, headline_flags
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.plots import draw, scenes
 from epcross.harness.report import models, tables
@@ -29,7 +29,10 @@ def document(material: Material) -> Document:
         Section(title="Figures", blocks=_figures(drawn, flagged=False)),
     ]
     if any(scene.flagged for scene in found):
-        blocks = [*_figures(drawn, flagged=True), *(table for scene in found for table in tables.latencies(scene, flagged=True))]
+        blocks = [
+            *_figures(drawn, flagged=True),
+            *(table for scene in found for table in tables.latencies(scene, flagged=True)),
+        ]
         sections.append(Section(title="Flagged points", blocks=blocks))
     sections.append(Section(title="Floor of the machine", blocks=tables.floors(material)))
     ids = [run.run_id for run in material.runs]
@@ -47,9 +50,13 @@ def _summary(material: Material, found: list[Scene]) -> list[Block]:
     ]
     flagged = sum(row.status == Status.OK and bool(headline_flags(row)) for row in records)
     if flagged:
-        lines.append(f"{flagged} ok rows carry a flag that keeps them out of every headline; they have a section of their own")
+        lines.append(
+            f"{flagged} ok rows carry a flag that keeps them out of every headline; they have a section of their own"
+        )
     if any(Flag.WITHIN_LAUNCH in row.flags.split() for row in records):
-        lines.append("within_launch: there are fewer than five launches, so no interval here sees what differs between launches")
+        lines.append(
+            "within_launch: there are fewer than five launches, so no interval here sees what differs between launches"
+        )
     missing = sum(run.missing for run in material.runs)
     if missing:
         lines.append(f"{missing} planned rows are missing: a run is not finished, or unit files are damaged")
@@ -58,7 +65,10 @@ def _summary(material: Material, found: list[Scene]) -> list[Block]:
     best = [sentence for scene in found for sentence in _who_wins(scene, several=len(found) > 1)]
     blocks: list[Block] = [Bullets(entries=lines)]
     if best:
-        words = f"Least median round trip, where it is {MARGIN:.0%} ahead of the second and the 95 % interval of their ratio excludes 1:"
+        words = (
+            f"Least median round trip, where it is {MARGIN:.0%} ahead of the second and the 95 % interval of their "
+            "ratio excludes 1:"
+        )
         blocks += [Paragraph(text=words), Bullets(entries=best)]
     return blocks
 
@@ -97,5 +107,7 @@ def _figures(drawn: list[tuple[Scene, list[Figure | Omitted]]], *, flagged: bool
         blocks += [Picture(figure=figure) for figure in chosen if isinstance(figure, Figure)]
         omitted = [figure for figure in chosen if isinstance(figure, Omitted)]
         if omitted and not flagged:
-            blocks.append(Bullets(entries=[f"{figure.title}: left out, because {figure.reason}." for figure in omitted]))
+            blocks.append(
+                Bullets(entries=[f"{figure.title}: left out, because {figure.reason}." for figure in omitted])
+            )
     return blocks or [Paragraph(text="There are no round trips, and so no figures.")]

@@ -40,15 +40,18 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("points", f"{len(run.plan.points)} planned, {len(run.plan.impossible)} of them known to be impossible there"),
         (
             "repeats",
-            f"{timing.launches} launches x {timing.seeds} seeds x {timing.chains} chains; chains of {timing.chain_ms:g} ms, "
-            f"entry series of {timing.iterations} iterations",
+            f"{timing.launches} launches x {timing.seeds} seeds x {timing.chains} chains; chains of "
+            f"{timing.chain_ms:g} ms, entry series of {timing.iterations} iterations",
         ),
         *_machine(seen),
         ("epcross", _value(seen.get("epcross"))),
         ("commit", _commit(run)),
         ("python", _value(seen.get("python"))),
         ("compiler", _value(_at(seen, "compiler", "version"))),
-        ("packages", ", ".join(f"{name} {version}" for name, version in (seen.get("packages") or {}).items() if version)),
+        (
+            "packages",
+            ", ".join(f"{name} {version}" for name, version in (seen.get("packages") or {}).items() if version),
+        ),
         ("backends", _versions(run)),
         ("measuring code", _distinct(run, "measure_hash")),
         ("machine hash", _distinct(run, "machine")),

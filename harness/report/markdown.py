@@ -54,7 +54,9 @@ def _block(block: Block) -> str:
 
 
 def _lines(row: Sequence[str], widths: Sequence[int], *, numbers: bool) -> str:
-    folded = [textwrap.wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(row, widths, strict=True)]
+    folded = [
+        textwrap.wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(row, widths, strict=True)
+    ]
     height = max(len(lines) for lines in folded)
     out = []
     for number in range(height):

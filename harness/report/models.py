@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epcross.harness.analysis.cells import Cell, by_panel
@@ -13,11 +13,12 @@ from epcross.harness.report.document import Table
 
 _FIT_NUMBERS = (
     "fixed_us", "fixed_low_us", "fixed_high_us", "bandwidth_gbps", "bandwidth_low_gbps", "bandwidth_high_gbps",
-    "half_bytes", "residual_rms", "residual_max", "points", "trials", "launches", "within_launch", "interval", "problem",
+    "half_bytes", "residual_rms", "residual_max", "points", "trials", "launches", "within_launch", "interval",
+    "problem",
 )  # fmt: skip
 _CROSSOVER_NUMBERS = (
-    "a", "b", "state", "reason", "bracket_low", "bracket_high", "estimate", "low", "high", "faster_below", "faster_above",
-    "agreement", "margin", "points", "trials", "launches", "within_launch", "interval",
+    "a", "b", "state", "reason", "bracket_low", "bracket_high", "estimate", "low", "high", "faster_below",
+    "faster_above", "agreement", "margin", "points", "trials", "launches", "within_launch", "interval",
 )  # fmt: skip
 
 
@@ -37,17 +38,28 @@ def fits(scene: Scene) -> list[Table]:
                 fixed = _range(line["fixed_us"], line["fixed_low_us"], line["fixed_high_us"])
                 names = ("bandwidth_gbps", "bandwidth_low_gbps", "bandwidth_high_gbps")
                 rows.append(
-                    [scene.panel(*key), label, fixed, _range(*(line[n] for n in names)), f"{100 * line['residual_max']:.0f}"]
+                    [
+                        scene.panel(*key),
+                        label,
+                        fixed,
+                        _range(*(line[n] for n in names)),
+                        f"{100 * line['residual_max']:.0f}",
+                    ]
                 )
     if not rows:
         return []
     notes = [
-        f"latency = fixed + {VIEW} / bandwidth, fitted to the medians by relative error; {VIEW}: one copy for each token "
-        "and destination rank, own rank included, out and back, over all ranks; [95 % interval], widened for few launches",
+        f"latency = fixed + {VIEW} / bandwidth, fitted to the medians by relative error; {VIEW}: one copy for each "
+        "token and destination rank, own rank included, out and back, over all ranks; [95 % interval], widened for few "
+        "launches",
         "a large worst error says that a line is no good model there, such as where rows outgrow a cache",
     ]
     head = ["where", "series", "fixed (us)", "bandwidth (GB/s)", "worst error (%)"]
-    return [Table(name=f"fits{scene.suffix}", title="Fixed cost and bandwidth", head=head, rows=rows, notes=notes, data=data)]
+    return [
+        Table(
+            name=f"fits{scene.suffix}", title="Fixed cost and bandwidth", head=head, rows=rows, notes=notes, data=data
+        )
+    ]
 
 
 def crossovers(scene: Scene) -> list[Table]:
@@ -62,20 +74,25 @@ def crossovers(scene: Scene) -> list[Table]:
                 continue  # one backend under two loads: other conditions, no rivals
             labels = {_subject_name(s): scene.styles[o].name for s, o in zip(subjects, (first, second), strict=True)}
             for line in find(scene.rows([*own, *other]), *subjects).to_dict("records"):
-                named = {name: labels.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")}
-                data.append({**_place(scene, key, own), **{name: line.get(name) for name in _CROSSOVER_NUMBERS}, **named})
+                named = {
+                    name: labels.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")
+                }
+                data.append(
+                    {**_place(scene, key, own), **{name: line.get(name) for name in _CROSSOVER_NUMBERS}, **named}
+                )
                 rows.append([scene.panel(*key), f"{named['a']} / {named['b']}", *_verdict(line, named)])
     if not rows:
         return []
     notes = [
         f"tokens per rank at which the ratio of the medians crosses 1 [95 % interval]; equal within {MARGIN:.0%}; "
-        "bracket: the measured token counts around it; last column: who is faster on either side; ambiguous: the launches at hand do not tell",
+        "bracket: the measured token counts around it; last column: who is faster on either side; ambiguous: the "
+        "launches at hand do not tell",
     ]
     head = ["where", "pair", "state", "tokens", "bracket", "below, above"]
     return [Table(name=f"crossovers{scene.suffix}", title="Crossovers", head=head, rows=rows, notes=notes, data=data)]
 
 
-def _verdict(line: dict[str, Any], named: dict[str, str]) -> list[str]:
+def _verdict(line: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:
     known = not math.isnan(line["estimate"])
     low = f"{line['low']:.3g}" if line["low"] >= line["tokens_low"] else f"below {line['tokens_low']}"
     high = f"{line['high']:.3g}" if line["high"] <= line["tokens_high"] else f"above {line['tokens_high']}"

@@ -120,7 +120,9 @@ def _run_files(run: Run) -> dict[str, bytes]:
 
 
 def _readme(material: Material) -> str:
-    runs = "\n".join(f"- `runs/{run.run_id}`: sweep {run.directory.sweep}, {run.directory.created}" for run in material.runs)
+    runs = "\n".join(
+        f"- `runs/{run.run_id}`: sweep {run.directory.sweep}, {run.directory.created}" for run in material.runs
+    )
     return f"""# Measurements by epcross {epcross.__version__}
 
 {runs}

@@ -15,29 +15,35 @@ from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 
-from report_runs import make_run, points
+from report_runs import make_run, points  # type: ignore[import-not-found]
 
 from epcross.harness.analysis import material
+from epcross.harness.analysis.figures import canvas
 from epcross.harness.record import Record
 from epcross.harness.report import content, page
 
-BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--hide-scrollbars",
 )  # fmt: skip
 
 LOOK = """<script>addEventListener("load", () => {
   const seen = {
     images: [...document.images].map(image => [image.complete, image.naturalWidth, image.clientWidth]),
     wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-    fetched: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("data:")),
+    fetched: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !/^data:/.test(name)),
     broken: [...document.querySelectorAll("nav a")].filter(link => !document.querySelector(link.hash)).length,
   };
   document.body.setAttribute("data-seen", JSON.stringify(seen));
 });</script>"""
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium to open the page (Debian: apt install chromium)")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="needs Chromium to open the page (Debian: apt install chromium)"
+)
 
 
 def browse(url: str, profile: Path, *flags: str) -> str:
@@ -55,7 +61,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("page")
     run = make_run(folder / "runs", points(ep_sizes=(2, 4)), change)
-    return page.write(content.document(material.load([run])), folder / "report")
+    document = content.document(material.load([run]))
+    path = folder / "report.html"
+    path.write_text(page.to_html(document, {figure.name: canvas.svg(figure) for figure in document.figures}))
+    return path
 
 
 @pytest.mark.parametrize("width", [1200, 500])

@@ -21,7 +21,7 @@ from epcross.harness.terms import Regime, Status
 ROOT = Path(__file__).parents[2]
 
 # Severe deuteranopia and protanopia in linear RGB.
-# Source: Machado, Oliveira and Fernandes, A physiologically-based model for simulation of color vision deficiency (2009).
+# Source: Machado, Oliveira, Fernandes: A Physiologically-based Model for Simulation of Color Vision Deficiency (2009).
 DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
 PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
 
@@ -66,13 +66,17 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scene, dict[str, Fi
 
 @pytest.mark.parametrize("sight", [None, DEUTERANOPIA, PROTANOPIA], ids=["usual", "deuteranopia", "protanopia"])
 def test_colours_of_the_backends_are_told_apart_by_everyone(sight: list[list[float]] | None):
-    colors = {path.stem: yaml.safe_load(path.read_text())["color"] for path in (ROOT / "conf" / "backend").glob("*.yaml")}
+    colors = {
+        path.stem: yaml.safe_load(path.read_text())["color"] for path in (ROOT / "conf" / "backend").glob("*.yaml")
+    }
     assert len(colors) >= 4
     distance = {
         (a, b): float(np.linalg.norm(lab(colors[a], sight) - lab(colors[b], sight)))
         for a, b in itertools.combinations(sorted(colors), 2)
     }
-    assert {pair: value for pair, value in distance.items() if value < 20} == {}  # about ten just noticeable differences
+    assert {
+        pair: value for pair, value in distance.items() if value < 20
+    } == {}  # about ten just noticeable differences
 
 
 def test_the_simulated_sight_confuses_what_it_should():
@@ -86,7 +90,11 @@ def test_series_differ_in_more_than_colour(usual):
     looks = {(style.marker, style.line) for style in scene.styles.values()}
     assert len(looks) == len({style.label for style in scene.styles.values()}) == len(FIXED_US)
     assert {style.label for style in scene.styles.values()} == {"SHM Fence", "SHM Sentinel", "SHM two-sided"}
-    assert len({style.marker for style in scene.styles.values()}) == len({style.line for style in scene.styles.values()}) == 3
+    assert (
+        len({style.marker for style in scene.styles.values()})
+        == len({style.line for style in scene.styles.values()})
+        == 3
+    )
 
 
 def test_every_figure_is_drawn_and_shows_exactly_the_series_of_its_data(usual):

@@ -38,9 +38,15 @@ def draw(scene: Scene) -> Figure | Omitted:
                 floor = floors[series.run_id, point.ep_size]
                 data.append(
                     entry(
-                        scene, panel, point, view=VIEW, wire_bytes=point.wire_bytes, wire_gbps=gbps,
-                        copy_gbps=floor, percent_of_floor=100 * gbps / floor,
-                    )  # fmt: skip
+                        scene,
+                        panel,
+                        point,
+                        view=VIEW,
+                        wire_bytes=point.wire_bytes,
+                        wire_gbps=gbps,
+                        copy_gbps=floor,
+                        percent_of_floor=100 * gbps / floor,
+                    )
                 )
             canvas.line(panel, scene.key(series), [point.tokens for point in points], values, scene.styles[series])
         for run_id in sorted({cell.series.run_id for cell in found}):

@@ -117,6 +117,8 @@ class Canvas:
                 frameon=False,
                 handlelength=3,
             )
+        self.drawing.draw_without_rendering()
+        self.drawing.set_layout_engine("none")  # it is found once, not again for each file format
         return Figure(name=name, title=title, caption=tuple(caption), drawing=self.drawing, data=data)
 
     def _legend_columns(self) -> int:
@@ -181,5 +183,3 @@ def _saved(figure: Figure, **how: Any) -> bytes:
     with theme():
         figure.drawing.savefig(sink, **how)
     return sink.getvalue()
-
-

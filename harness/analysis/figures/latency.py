@@ -37,9 +37,7 @@ def draw_flagged(scene: Scene) -> Figure | Omitted:
     return _draw(scene, scene.flagged, name, title, caption, fitted=False)
 
 
-_SENTENCES = (
-    "line: median of the repeats; band: lowest..highest repeat",
-)
+_SENTENCES = ("line: median of the repeats; band: lowest..highest repeat",)
 
 
 def _draw(
@@ -66,16 +64,27 @@ def _draw(
             for point, one in zip(points, intervals, strict=True):
                 data.append(
                     entry(
-                        scene, panel, point, median_us=one.median_us, low_us=one.low_us, high_us=one.high_us,
-                        interval=str(one.kind), lowest_us=point.lowest_us, highest_us=point.highest_us,
-                        trials=one.trials, launches=one.launches, flags=join_words(point.flags),
-                    )  # fmt: skip
+                        scene,
+                        panel,
+                        point,
+                        median_us=one.median_us,
+                        low_us=one.low_us,
+                        high_us=one.high_us,
+                        interval=str(one.kind),
+                        lowest_us=point.lowest_us,
+                        highest_us=point.highest_us,
+                        trials=one.trials,
+                        launches=one.launches,
+                        flags=join_words(point.flags),
+                    )
                 )
             if fitted:
                 has_fit = _draw_fits(scene, canvas, panel, points) or has_fit
         floors = _floors(scene, found)
         for tokens_us in floors.values():
-            (line,) = ax.plot(*zip(*sorted(tokens_us.items()), strict=True), color=FLOOR_COLOR, linestyle=":", linewidth=1.2)
+            (line,) = ax.plot(
+                *zip(*sorted(tokens_us.items()), strict=True), color=FLOOR_COLOR, linestyle=":", linewidth=1.2
+            )
             floor_line = line
         token_axis(ax, (point.tokens for point in found))
         microsecond_axis(ax)
@@ -103,7 +112,9 @@ def _draw_fits(scene: Scene, canvas: Canvas, panel: str, points: Sequence[Cell])
         tokens = np.geomspace(max(points[0].tokens, 1), points[-1].tokens, 60)
         moved = np.interp(tokens, [point.tokens for point in points], [point.rank_bytes for point in points])
         color = scene.styles[points[0].series].color
-        canvas.panels[panel].plot(tokens, fixed_us + moved / bandwidth_gbps / 1e3, color=color, linewidth=0.7, alpha=0.9)
+        canvas.panels[panel].plot(
+            tokens, fixed_us + moved / bandwidth_gbps / 1e3, color=color, linewidth=0.7, alpha=0.9
+        )
         done = True
     return done
 
@@ -121,5 +132,7 @@ def _floors(scene: Scene, found: Sequence[Cell]) -> Mapping[str, dict[int, float
         floor = scene.material.floor(cell.series.run_id, cell.ep_size)
         if floor and floor.get("flag_one_way_us") and floor.get("copy_gbps"):
             flags_us = 2 * floor["flag_one_way_us"]
-            floors.setdefault(cell.series.run_id, {})[cell.tokens] = flags_us + cell.wire_bytes / floor["copy_gbps"] / 1e3
+            floors.setdefault(cell.series.run_id, {})[cell.tokens] = (
+                flags_us + cell.wire_bytes / floor["copy_gbps"] / 1e3
+            )
     return floors

@@ -61,9 +61,7 @@ def draw(scene: Scene) -> Figure | Omitted:
     if beyond:
         sentences.append("above 100 %: each phase is the maximum over ranks, and not the same rank is slowest in both")
     used = [row for cell, _ in shares for row in cell.shown]
-    return canvas.finish(
-        name=NAME + scene.suffix, title=TITLE, caption=scene.caption(*sentences, rows=used), data=data
-    )
+    return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=scene.caption(*sentences, rows=used), data=data)
 
 
 Spans = dict[tuple[str, str, int], dict[str, Record]]

@@ -17,9 +17,7 @@ _BEYOND = 1.8  # how far an axis may go beyond the medians, so that wide interva
 
 def draw(scene: Scene) -> Figure | Omitted:
     """One panel for each EP size, regime and run; rows of two runs are never divided by each other."""
-    panels = {
-        key: found for key, found in by_panel(scene.headline, by_run=True).items() if len(by_series(found)) > 1
-    }
+    panels = {key: found for key, found in by_panel(scene.headline, by_run=True).items() if len(by_series(found)) > 1}
     if not panels:
         reason = "it needs two series of one run, EP size and regime whose rows are ok and without flags"
         return Omitted(name=NAME + scene.suffix, title=TITLE, reason=reason)

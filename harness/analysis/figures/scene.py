@@ -46,8 +46,10 @@ class Scene:
         points = {cell.rows[0].point_id for cell in cells}
         (run_id,) = {cell.series.run_id for cell in cells}
         frame = self.material.frame
-        here = (frame["run_id"] == run_id) & (frame["phase"] == Phase.ROUND_TRIP) & frame["point_id"].isin(points)
-        return frame[here]
+        here = (
+            (frame["run_id"] == run_id) & (frame["phase"] == Phase.ROUND_TRIP) & frame["point_id"].isin(sorted(points))
+        )
+        return frame.loc[here]
 
     def panel(self, ep_size: int, regime: str, run_id: str | None = None) -> str:
         """The title of a panel."""

@@ -41,8 +41,9 @@ def draw(scene: Scene) -> Figure | Omitted:
         ax.set_yscale("symlog", linthresh=0.01) if max(known.values()) > 1000 else ax.set_ylim(bottom=0)
     canvas.y_label("slowest over fastest rank, minus 1 (%)")
     sentence = (
-        "for each iteration, how much longer the slowest rank takes than the fastest; median over iterations, then over "
-        "repeats; in regime steady a chain gives one period for each rank, and ranks that wait for each other agree"
+        "for each iteration, how much longer the slowest rank takes than the fastest; median over iterations, then "
+        "over repeats; in regime steady a chain gives one period for each rank, and ranks that wait for each other "
+        "agree"
     )
     caption = scene.caption(sentence, rows=shown_rows(cells))
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=caption, data=data)
@@ -54,7 +55,8 @@ def rank_spread(samples: "pd.DataFrame") -> dict[tuple[str, str, int], float]:
     if trips.empty:
         return {}
     place = ["run_id", "point_id", "repeat"]
-    ends = trips.groupby([*place, "iteration"], observed=True)["value_us"].agg(["min", "max"])
-    percent = 100 * (ends["max"] / ends["min"] - 1)
-    medians = percent.groupby(level=place, observed=True).median()
-    return {(str(run), str(point), int(repeat)): float(value) for (run, point, repeat), value in medians.items()}
+    ends = trips.groupby([*place, "iteration"], observed=True)["value_us"].agg(["min", "max"]).reset_index()
+    ends["percent"] = 100 * (ends["max"] / ends["min"] - 1)
+    medians = ends.groupby(place, observed=True)["percent"].median().reset_index()
+    keys = zip(medians["run_id"].astype(str), medians["point_id"].astype(str), medians["repeat"].tolist(), strict=True)
+    return dict(zip(keys, medians["percent"].tolist(), strict=True))

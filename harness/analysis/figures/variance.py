@@ -43,7 +43,12 @@ def draw(scene: Scene) -> Figure | Omitted:
                 canvas.mark(panel, f"{level}/{point.tokens}", bar)
                 canvas.explain(level, bar)
                 line = entry(
-                    scene, panel, point, level=level, share_percent=share, spread_percent=known[id(point)].spread_percent
+                    scene,
+                    panel,
+                    point,
+                    level=level,
+                    share_percent=share,
+                    spread_percent=known[id(point)].spread_percent,
                 )
                 data.append({**line, "key": f"{level}/{point.tokens}"})
             spread = known[id(point)].spread_percent
@@ -59,8 +64,8 @@ def draw(scene: Scene) -> Figure | Omitted:
         {name for found in known.values() for name in ("launch", "seed", "chain") if getattr(found, name) is None}
     )
     sentences = [
-        "variance components of log latency (nested, method of moments, negative ones counted as 0); number above a bar: "
-        "standard deviation of one repeat in % of its latency"
+        "variance components of log latency (nested, method of moments, negative ones counted as 0); number above a "
+        "bar: standard deviation of one repeat in % of its latency"
     ]
     if absent:
         words = " and ".join(absent)
