@@ -15,6 +15,7 @@ VERBS = {
     "run": "epcross.harness.commands.run:command",
     "status": "epcross.harness.commands.status:command",
     "cancel": "epcross.harness.commands.cancel:command",
+    "report": "epcross.harness.commands.report:command",
     "compare": "epcross.harness.commands.compare:command",
     "backends": "epcross.harness.commands.backends:command",
 }
