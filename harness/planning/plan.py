@@ -12,6 +12,7 @@ from epcross.harness.errors import ConfigError
 from epcross.harness.planning.assemble import Assembler, assignments
 from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems
 from epcross.harness.planning.config import Config, resolve
+from epcross.harness.planning.draw import drawn_points
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher
 from epcross.harness.point import Point, Timing
 from epcross.harness.terms import Domain, Sharing, Status
@@ -41,6 +42,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoakPlan:
+    """How long a soak lasts, and which case each point of the plan is."""
+
+    seconds: float
+    seed: int
+    cases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a run will do. A run directory keeps it, and `--resume` rebuilds it from there."""
 
@@ -55,6 +65,7 @@ class Plan:
     output_dir: Path  # absolute
     backends: Mapping[str, BackendConfig]
     config: Mapping[str, Any] = field(default_factory=dict)  # what was resolved, as plain JSON
+    soak: SoakPlan | None = None  # the points are cases to be stressed, not only measured
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` rebuilds the plan. Jobs and reasons refer to points by number."""
@@ -83,6 +94,7 @@ class Plan:
             "output_dir": str(self.output_dir),
             "backends": {name: backend.to_json() for name, backend in self.backends.items()},
             "config": dict(self.config),
+            "soak": None if self.soak is None else {**asdict(self.soak), "cases": list(self.soak.cases)},
         }
 
     @classmethod
@@ -92,6 +104,7 @@ class Plan:
             Point.from_json({key: value for key, value in point.items() if key != "point_id"})
             for point in data["points"]
         )
+        soak = data.get("soak")  # plans of earlier versions have none
         return cls(
             sweep=data["sweep"],
             description=data["description"],
@@ -117,6 +130,7 @@ class Plan:
             output_dir=Path(data["output_dir"]),
             backends={name: BackendConfig.from_json(backend) for name, backend in data["backends"].items()},
             config=data["config"],
+            soak=None if soak is None else SoakPlan(**{**soak, "cases": tuple(soak["cases"])}),
         )
 
 
@@ -127,7 +141,13 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         ConfigError: with every problem found.
     """
     config = resolve(overrides, config_dirs)
-    points = () if config.floor_only else tuple(Assembler(config).points(config))
+    soak: SoakPlan | None = None
+    if config.soak is not None:
+        drawn = drawn_points(config, config.soak)
+        points = tuple(drawn)
+        soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
+    else:
+        points = () if config.floor_only else tuple(Assembler(config).points(config))
     backends = {name: config.library.get("backend", name) for name in dict.fromkeys(p.backend for p in points)}
     impossible = _impossible(points, backends)
     return Plan(
@@ -142,6 +162,7 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         output_dir=Path(config.output_dir).expanduser().absolute(),
         backends=backends,
         config=_resolved(config),
+        soak=soak,
     )
 
 
