@@ -41,7 +41,7 @@ def failures(rows: Iterable[Record]) -> list[Record]:
 
 
 def soak_table(rows: Sequence[Record], plan: Plan) -> RenderableType:
-    """Cases, rounds and bytes of each backend, then the failures."""
+    """Cases, rounds and bytes of each backend."""
     assert plan.soak is not None
     by_backend: dict[str, list[Record]] = defaultdict(list)
     for row in rows:
@@ -55,13 +55,19 @@ def soak_table(rows: Sequence[Record], plan: Plan) -> RenderableType:
         table.add_row(*_cells(name, own))
     if len(by_backend) > 1:
         table.add_row(*_cells("all", rows), style="bold")
-    parts: list[Any] = [Text(f"Soak of {plan.soak.seconds:g} s, seed {plan.soak.seed}", style="bold"), table]
+    return Constrain(Group(Text(f"Soak of {plan.soak.seconds:g} s, seed {plan.soak.seed}", style="bold"), table), WIDTH)
+
+
+def failure_lines(rows: Iterable[Record], plan: Plan) -> list[str]:
+    """Two lines for each failed case: what was wrong, and the command that runs it again, to be printed unbroken."""
+    assert plan.soak is not None
     numbers = {point.point_id: number for point, number in zip(plan.points, plan.soak.cases, strict=True)}
+    lines: list[str] = []
     for row in failures(rows):
         number = numbers[row.point_id]
-        parts.append(Text(f"case {number}, {row.backend}, EP {row.ep_size}: {row.status}: {row.reason}", style="red"))
-        parts.append(Text(f"  again: {rerun(plan, number)}"))
-    return Constrain(Group(*parts), WIDTH)
+        lines.append(f"case {number}, {row.backend}, EP {row.ep_size}: {row.status}: {row.reason}")
+        lines.append(f"  again: {rerun(plan, number)}")
+    return lines
 
 
 def rerun(plan: Plan, number: int) -> str:

@@ -62,7 +62,7 @@ def command(
 
 
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
-    from epcross.harness.analysis.soak_table import soak_table, verified_rounds
+    from epcross.harness.analysis.soak_table import failure_lines, soak_table, verified_rounds
     from epcross.harness.analysis.table import run_table
     from epcross.harness.running.launch import End
     from epcross.harness.running.recorder import FINE
@@ -80,6 +80,8 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     soaked = session.plan.soak is not None
     if rows:
         console.print(soak_table(rows, session.plan) if soaked else run_table(rows))
+    for line in failure_lines(rows, session.plan) if soaked else ():
+        console.print(line, soft_wrap=True, markup=False)
     for name, entry in floor.items():
         console.print(_floor_line(name, entry), soft_wrap=True, markup=False)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items()) or "no rows"

@@ -87,7 +87,7 @@ def soak_problems(soak: Soak) -> list[str]:
     ]
     if not problems and soak.seconds / soak.case_s > MAX_CASES:
         problems.append(
-            f"soak.seconds={soak.seconds:g} at soak.case_s={soak.case_s:g} are more than {MAX_CASES} cases; raise case_s"
+            f"soak.seconds={soak.seconds:g} at soak.case_s={soak.case_s:g} are over {MAX_CASES} cases; raise case_s"
         )
     return problems
 
