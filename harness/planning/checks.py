@@ -11,6 +11,9 @@ from epcross.kernels.formats import row_size
 MAX_EP_SIZE = 1024
 """Ranks of a group; a guard against EP and expert counts swapped, far above any scale-up domain today."""
 
+MAX_REPEATS = 100_000
+"""Of a point; far beyond what an interval needs, and below what a plan can hold."""
+
 MAX_CASES = 20_000
 """Points of one soak; a longer one soaks each of them longer."""
 
@@ -59,6 +62,11 @@ def timing_problems(timing: Timing) -> list[str]:
         )
         if (value := getattr(timing, name)) < least
     ]
+    if not problems and timing.repeats > MAX_REPEATS:
+        problems.append(
+            f"timing has launches={timing.launches} x seeds={timing.seeds} x chains={timing.chains} repeats, more than "
+            f"{MAX_REPEATS}; each leaves a row for every point and phase"
+        )
     if timing.sets < 2:
         problems.append(
             f"timing.sets={timing.sets} must be at least 2: with one set, sums that a timed pair never wrote look right"

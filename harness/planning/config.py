@@ -20,7 +20,8 @@ from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import soak_problems, timing_problems
 from epcross.harness.planning.factors import FIELDS, GROUPS, SCALARS, canonical, checked, is_factor, unknown_factor
 from epcross.harness.planning.grid import block_problems, override_axis, values_of
-from epcross.harness.planning.library import SCHEMAS, Library, quoted
+from epcross.harness.planning.library import LONGEST_REASON, SCHEMAS, Library, quoted
+from epcross.harness.planning.override_values import override_values
 from epcross.harness.planning.schema import Block, Cluster, Launcher, Soak, Sweep
 from epcross.harness.planning.typed import Mismatch, build, field_types, suggest
 from epcross.harness.point import Timing
@@ -112,7 +113,7 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         block = _checked_block(block, library, f"sweep '{name}'", problems, done=axes)
         blocks.append(block)
     defaults = _checked_block(Block(grid=defaults), library, "config.yaml", problems).grid
-    if not isinstance(root.get("output_dir"), str) or not root["output_dir"]:
+    if not isinstance(root.get("output_dir"), str) or not root["output_dir"] or "\0" in root["output_dir"]:
         problems.append(f"output_dir is {root.get('output_dir')!r}, but must be the path of a folder")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -135,7 +136,6 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
 
 def _read_words(overrides: Sequence[str], library: Library, problems: list[str]) -> _Words:
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
 
     parser = OverridesParser.create()
     words = _Words(choices={}, fields=[], soak={}, axes={})
@@ -143,9 +143,10 @@ def _read_words(overrides: Sequence[str], library: Library, problems: list[str])
     for text in overrides:
         try:
             override = parser.parse_override(text)
-        except HydraException as error:
+        except Exception as error:  # the parser has its own, and those of numbers, codecs and recursion
+            words_of_it = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
             problems.append(
-                f"'{text}' cannot be read ({' '.join(str(error).split())}); write key=value, and quote a value that "
+                f"'{text}' cannot be read ({words_of_it}); write key=value, and quote a value that "
                 f"holds = , or brackets inside the word: \"key='a,b=c'\""
             )
             continue
@@ -158,7 +159,7 @@ def _read_words(overrides: Sequence[str], library: Library, problems: list[str])
             continue
         given.add(key)
         try:
-            values = _values(override, key, library)
+            values = override_values(override, key, library)
         except Mismatch as error:
             problems.append(f"'{text}' {error}")
             continue
@@ -171,35 +172,6 @@ def _read_words(overrides: Sequence[str], library: Library, problems: list[str])
         else:
             problems.append(f"unknown key '{key}' in '{text}'{suggest(key, _KEYS)}")
     return words
-
-
-def _values(override: Any, key: str, library: Library) -> list[Any]:
-    """The values a parsed override stands for, in order."""
-    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
-
-    raw = override.value()
-    if isinstance(raw, Glob):
-        if key not in GROUPS:
-            raise Mismatch(f"uses glob(), which selects options of {', '.join(GROUPS)}")
-        names = raw.filter(library.names(key))
-        if not names:
-            raise Mismatch(f"selects nothing; allowed: {', '.join(library.names(key)) or 'nothing'}")
-        return names
-    if isinstance(raw, ChoiceSweep | RangeSweep):
-        if raw.shuffle:
-            raise Mismatch("uses shuffle(), but points keep a stable order; leave it out")
-        return [_plain(value) for value in override.sweep_iterator()]
-    if override.is_sweep_override():
-        raise Mismatch("is an interval; list values, or use range(start,stop,step)")
-    return [_plain(raw)]
-
-
-def _plain(value: Any) -> Any:
-    from hydra.core.override_parser.types import QuotedString
-
-    if isinstance(value, QuotedString):
-        return value.text
-    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _read_choice(key: str, values: list[Any], text: str, words: _Words, problems: list[str]) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from epcross.harness.backends import loader
 from epcross.harness.backends.base import Backend
-from epcross.harness.errors import ConfigError
+from epcross.harness.errors import ConfigError, StoreError
 from epcross.harness.planning.assemble import Assembler, assignments
-from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems
+from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems, timing_problems
 from epcross.harness.planning.config import Config, resolve
 from epcross.harness.planning.draw import drawn_points
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher
+from epcross.harness.planning.typed import Mismatch, convert
 from epcross.harness.point import Point, Timing
 from epcross.harness.terms import Domain, Sharing, Status
 
@@ -99,38 +100,58 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """The plan that `to_json` described."""
+        """The plan that `to_json` described.
+
+        Raises:
+            StoreError: it is something else; another version, or an editor, wrote it.
+        """
+        try:
+            plan = cls._from_json(data)
+            if problems := timing_problems(plan.timing):
+                raise Mismatch("; ".join(problems))
+        except (Mismatch, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            words = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+            raise StoreError(
+                f"the stored plan is none that this epcross can read ({words}). Use the epcross that wrote it, "
+                "restore plan.json from a copy, or start a new run"
+            ) from error
+        return plan
+
+    @classmethod
+    def _from_json(cls, data: Mapping[str, Any]) -> "Plan":
         points = tuple(
-            Point.from_json({key: value for key, value in point.items() if key != "point_id"})
+            convert({key: value for key, value in point.items() if key != "point_id"}, Point)
             for point in data["points"]
         )
-        soak = data.get("soak")  # plans of earlier versions have none
+        soak = convert(data.get("soak"), SoakPlan | None)  # plans of earlier versions have none
+        if soak is not None and len(soak.cases) != len(points):
+            raise Mismatch(f"soak has {len(soak.cases)} case numbers for {len(points)} points")
         return cls(
-            sweep=data["sweep"],
-            description=data["description"],
+            sweep=convert(data["sweep"], str),
+            description=convert(data["description"], str),
             points=points,
             impossible=tuple(
-                Impossible(point=points[i["point"]], status=Status(i["status"]), reason=i["reason"])
+                Impossible(point=points[i["point"]], status=Status(i["status"]), reason=convert(i["reason"], str))
                 for i in data["impossible"]
             ),
             jobs=tuple(
                 Job(
-                    ep_size=job["ep_size"],
+                    ep_size=convert(job["ep_size"], int),
                     domain=Domain(job["domain"]),
                     sharing=Sharing(job["sharing"]),
-                    cluster=job["cluster"],
-                    backends=tuple(job["backends"]),
+                    cluster=convert(job["cluster"], str),
+                    backends=convert(job["backends"], tuple[str, ...]),
                     points=tuple(points[number] for number in job["points"]),
                 )
                 for job in data["jobs"]
             ),
-            timing=Timing(**data["timing"]),
-            launcher=Launcher(**data["launcher"]),
-            cluster=Cluster(**data["cluster"]),
+            timing=convert(data["timing"], Timing),
+            launcher=convert(data["launcher"], Launcher),
+            cluster=convert(data["cluster"], Cluster),
             output_dir=Path(data["output_dir"]),
-            backends={name: BackendConfig.from_json(backend) for name, backend in data["backends"].items()},
-            config=data["config"],
-            soak=None if soak is None else SoakPlan(**{**soak, "cases": tuple(soak["cases"])}),
+            backends=convert(data["backends"], Mapping[str, BackendConfig]),
+            config=convert(data["config"], Mapping[str, Any]),
+            soak=soak,
         )
 
 

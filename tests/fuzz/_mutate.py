@@ -16,7 +16,19 @@ CASE_LIMIT_S = 10.0
 SECONDS = [pytest.param(3.0, id="short"), pytest.param(60.0, id="long", marks=pytest.mark.slow)]
 """Each fuzz test is short in `make test`, and long in `make test-slow`."""
 
-_ODD = (b"", b"\0", b"\xff\xfe", b"\n", b"-1", b"1e999", b"nan", b"99999999999999999999", b"\xef\xbb\xbf", b'"', b"[" * 60)
+_ODD = (
+    b"",
+    b"\0",
+    b"\xff\xfe",
+    b"\n",
+    b"-1",
+    b"1e999",
+    b"nan",
+    b"99999999999999999999",
+    b"\xef\xbb\xbf",
+    b'"',
+    b"[" * 60,
+)
 
 
 def damaged(data: bytes, drawn: random.Random, words: Sequence[bytes] = ()) -> bytes:
@@ -83,7 +95,8 @@ def fuzz(seconds: float, case: Callable[[random.Random], object], allowed: tuple
             with _limited():
                 case(random.Random(seed))
         except allowed as error:
-            assert str(error).strip(), f"seed {seed}: an error without a word"
+            if not str(error).strip():
+                raise AssertionError(f"seed {seed}: {type(error).__name__} without a word") from error
             refused += 1
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
