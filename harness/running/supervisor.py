@@ -55,7 +55,7 @@ class Supervisor:
         self._generation = 0
         self._result: Any = None
         self._meetings = 0
-        self._never_ready = False  # whether some rank's worker failed before it was ready, in the last unit
+        self._never_ready = False  # whether the rank to blame for the last unit failed before it was ready
 
     def run(self) -> None:
         """All turns. Raises `Stopped`, or a `StoreError` of rank 0."""
@@ -114,8 +114,9 @@ class Supervisor:
         outcome, was_ready = self._attempt(turn, point_id)
         answers = self._meet(bytes([was_ready]) + outcome.encode())
         outcomes = [Outcome.decode(answer[1:]) for answer in answers]
-        self._never_ready = not all(answer[0] for answer in answers)
         verdict = judge(outcomes)
+        # a rank that was still starting when another failed in the unit is no failed start
+        self._never_ready = verdict is not None and not answers[verdict.rank][0]
         if any(o.ending not in (Ending.OK, Ending.UNSUPPORTED) for o in outcomes):
             self._discard()
         self._record(turn, point_id, verdict, started_at, time.monotonic() - begin)

@@ -13,7 +13,7 @@ import pytest
 CASE_LIMIT_S = 10.0
 """No reader of a small file may take longer."""
 
-SECONDS = [pytest.param(3.0, id="short"), pytest.param(60.0, id="long", marks=pytest.mark.slow)]
+SECONDS = [pytest.param(2.0, id="short"), pytest.param(30.0, id="long", marks=pytest.mark.slow)]
 """Each fuzz test is short in `make test`, and long in `make test-slow`."""
 
 _ODD = (

@@ -14,8 +14,8 @@ YAML_WORDS = [
     b"&a ", b"*a", b"<<: *a", b"!!python/object/apply:os.getcwd []", b"!!binary x", b"${oc.env:HOME}", b"${missing}",
     b"${.}", b"${oc.decode:x}", b"???", b"defaults: [x]\n", b"- ", b"? ", b": ", b"\t", b"{", b"}", b"[", b"]", b"|\n",
     b"off", b"2001-01-01", b"0x1f", b"1_0", b"~", b"null", b"---\n", b"...\n", b"%YAML 9\n",
-    b"# @package _global_\n", b"@", b"`", b"'", b"hydra: {}\n", b"{from: 1, to: 99999}", b"grid:", b"soak: {seconds: 1}\n", b"3: 4\n",
-    b"true: 1\n",
+    b"# @package _global_\n", b"@", b"`", b"'", b"hydra: {}\n", b"{from: 1, to: 99999}", b"grid:",
+    b"soak: {seconds: 1}\n", b"3: 4\n", b"true: 1\n",
 ]  # fmt: skip
 
 SWEEP = b"""description: A sweep to be damaged.
@@ -72,8 +72,8 @@ WORDS = [
 ]  # fmt: skip
 GRAMMAR = [
     b"=", b",", b"[", b"]", b"{", b"}", b"(", b")", b"'", b'"', b"\\", b"~", b"+", b"++", b"@", b"${",
-    b"${oc.env:HOME}", b"range(", b"range(0,1,0)", b"range(1,1e12)", b"choice(", b"sort(", b"shuffle(", b"glob(", b"glob([",
-    b"interval(0,1)",
+    b"${oc.env:HOME}", b"range(", b"range(0,1,0)", b"range(1,1e12)", b"choice(", b"sort(", b"shuffle(", b"glob(",
+    b"glob([", b"interval(0,1)",
     b"int(", b"float(x)", b"str(", b"json_str(", b"tag(a,", b":", b"null", b"\xc3\xa9", b" ", b"/", b"hydra.", b"///",
     b"*",
 ]  # fmt: skip

@@ -54,7 +54,7 @@ def look(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "plan", "environment", "floor", "unit"])
-@pytest.mark.parametrize("seconds", [pytest.param(1.0, id="short"), SECONDS[1]])
+@pytest.mark.parametrize("seconds", [pytest.param(0.7, id="short"), SECONDS[1]])
 def test_a_file_with_damaged_bytes_is_named(run: RunDirectory, name: str, seconds: float) -> None:
     path = next(run.units.glob("*.json")) if name == "unit" else run.path / f"{name}.json"
     good = path.read_bytes()
@@ -77,7 +77,7 @@ def test_a_file_with_damaged_bytes_is_named(run: RunDirectory, name: str, second
 
 
 @pytest.mark.parametrize("name", ["run", "plan", "environment", "floor", "unit"])
-@pytest.mark.parametrize("seconds", [pytest.param(1.5, id="short"), SECONDS[1]])
+@pytest.mark.parametrize("seconds", [pytest.param(1.0, id="short"), SECONDS[1]])
 def test_a_whole_file_with_other_content_is_refused_or_read(run: RunDirectory, name: str, seconds: float) -> None:
     """As another version, or an editor that knows the seal, might leave it."""
     path = next(run.units.glob("*.json")) if name == "unit" else run.path / f"{name}.json"
@@ -102,7 +102,7 @@ def test_a_seal_around_what_is_no_json(run: RunDirectory) -> None:
             open_run(run.path)
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(1.5, id="short"), SECONDS[1]])
+@pytest.mark.parametrize("seconds", [pytest.param(1.0, id="short"), SECONDS[1]])
 def test_damaged_progress_costs_its_own_lines(run: RunDirectory, plan: Plan, seconds: float) -> None:
     log = ProgressLog(run.path)
     log.note("session", units=3, done=0)
