@@ -26,7 +26,7 @@ from epcross.harness.running.rendezvous import Abort, Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.schedule import not_again
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
-from epcross.harness.running.watch import CANCELLED, FAIL_FAST, Aborted, Ended, Said, Stopped, Watch
+from epcross.harness.running.watch import CANCELLED, FAIL_FAST, OUT_OF_TIME, Aborted, Ended, Said, Stopped, Watch
 from epcross.harness.terms import Stage, Status
 
 MEET_MARGIN_S = 30.0  # supervisors of a unit finish within its limits and this
@@ -36,7 +36,8 @@ SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
 LEAVE_S = 3.0
 STARTS_IN_A_ROW = 2  # failed starts after which a turn is given up
 
-EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_CANCELLED = 0, 1, 3, 4, 130
+EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_CANCELLED = 0, 1, 3, 4, 5, 130
+_EXITS = {CANCELLED: EXIT_CANCELLED, FAIL_FAST: EXIT_FAIL_FAST, OUT_OF_TIME: EXIT_OUT_OF_TIME, "error": EXIT_ERROR}
 
 
 class Supervisor:
@@ -54,7 +55,7 @@ class Supervisor:
         self._generation = 0
         self._result: Any = None
         self._meetings = 0
-        self._never_ready = False  # whether some rank's worker failed before it was ready, in the last unit
+        self._never_ready = False  # whether the rank to blame for the last unit failed before it was ready
 
     def run(self) -> None:
         """All turns. Raises `Stopped`, or a `StoreError` of rank 0."""
@@ -81,6 +82,7 @@ class Supervisor:
                 if given_up.status is not Status.UNAVAILABLE:
                     self.failed[point_id] = not_again(turn.launch, given_up.rank, given_up.stage, given_up.reason)
                 continue
+            self._check_time()
             verdict = self._run_unit(turn, point_id)
             if verdict is not None and verdict.status in (Status.ERROR, Status.TIMEOUT):
                 # every supervisor comes to the same verdict, so all skip the point in later launches
@@ -98,6 +100,12 @@ class Supervisor:
                 failed_starts = 0
         self._leave()
 
+    def _check_time(self) -> None:
+        """End the job before a unit for which there is no time. Rank 0 decides, so that all stop at the same one."""
+        stop_at_s = self.job.stop_at_s
+        if self.recorder and stop_at_s is not None and time.monotonic() >= stop_at_s:
+            raise self.watch.stop_all(OUT_OF_TIME, "its time is over")
+
     def _run_unit(self, turn: Turn, point_id: str) -> Verdict | None:
         begin, started_at = time.monotonic(), datetime.now(UTC)
         if self.recorder:
@@ -106,8 +114,9 @@ class Supervisor:
         outcome, was_ready = self._attempt(turn, point_id)
         answers = self._meet(bytes([was_ready]) + outcome.encode())
         outcomes = [Outcome.decode(answer[1:]) for answer in answers]
-        self._never_ready = not all(answer[0] for answer in answers)
         verdict = judge(outcomes)
+        # a rank that was still starting when another failed in the unit is no failed start
+        self._never_ready = verdict is not None and not answers[verdict.rank][0]
         if any(o.ending not in (Ending.OK, Ending.UNSUPPORTED) for o in outcomes):
             self._discard()
         self._record(turn, point_id, verdict, started_at, time.monotonic() - begin)
@@ -278,7 +287,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{stopped}\n")
         if recorder:
             recorder.stopped(stopped.kind, str(stopped))
-        return {CANCELLED: EXIT_CANCELLED, FAIL_FAST: EXIT_FAIL_FAST, "error": EXIT_ERROR}.get(stopped.kind, EXIT_LOST)
+        return _EXITS.get(stopped.kind, EXIT_LOST)
     except EpcrossError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_ERROR
