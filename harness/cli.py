@@ -15,6 +15,8 @@ VERBS = {
     "run": "epcross.harness.commands.run:command",
     "status": "epcross.harness.commands.status:command",
     "cancel": "epcross.harness.commands.cancel:command",
+    "point": "epcross.harness.commands.point:command",
+    "check": "epcross.harness.commands.check:command",
     "backends": "epcross.harness.commands.backends:command",
 }
 """Verb -> module:command, in the order of the help text."""

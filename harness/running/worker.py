@@ -2,7 +2,7 @@
 
 Started as `python -m epcross.harness.running.worker FD`, where FD is a socket of JSON lines:
 
-    supervisor -> worker   {hello: who you are}, then {unit: ...} | {floor: true}, ...; end of file: leave
+    supervisor -> worker   {hello: who you are}, then {unit: ...} | {floor: true} | {case: ...}, ...; end of file: leave
     worker -> supervisor   {ready: flags}; per request any number of {stage: ...}, then {done: result}
                            or {failed: ending, reason: ...} after which it waits to be killed
 
@@ -87,6 +87,9 @@ def _serve(
     for request in lines:
         if make_backend is None:
             send(done=work(group))
+            continue
+        if "case" in request:  # of the contract suite; see check_ranks.py
+            send(done=work(make_backend, request["case"], group, report_stage))
             continue
         report_stage(Stage.START)
         unit = Unit(point=Point.from_json(request["unit"]["point"]), launch=request["unit"]["launch"])
