@@ -15,7 +15,7 @@ from rich.text import Text
 from epcross.harness.commands import WIDTH, config_dir_option
 
 if TYPE_CHECKING:
-    from epcross.harness.running.check_ranks import CaseEnd
+    from epcross.harness.running.check_ranks import CaseEnd, CheckRanks
     from epcross.harness.running.check_request import CheckRequest
     from epcross.harness.verification.contract import Case
 
@@ -41,6 +41,7 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     \b
     Example: epcross check backend=shm_fence ep_size=4
     """
+    from epcross.harness.backends import loader
     from epcross.harness.errors import EpcrossError
     from epcross.harness.running.check_ranks import CheckRanks
     from epcross.harness.running.check_request import read_request
@@ -48,6 +49,8 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     from epcross.kernels.shm.segment import remove_stale
 
     request = read_request(words, config_dirs)
+    if why := loader.unavailable(request.config):
+        raise EpcrossError(f"{request.config.name} cannot be used here: {why}")
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="epcross-check-"))
     fine = False
@@ -74,22 +77,16 @@ class _Report:
         self.console, self.request = console, request
         self.counts: Counter[str] = Counter()
 
-    def run(self, ranks: "CheckRanks") -> bool:  # noqa: F821 - named for the reader; the import is in `command`
+    def run(self, ranks: "CheckRanks") -> bool:
         """Whether all is well."""
         from epcross.harness.running.check_ranks import End
 
         begin = time.monotonic()
         left = len(self.request.cases)
         for case in self.request.cases:
-            for seed in self.request.seeds:
-                started = time.monotonic()
-                with self.console.status(f"{case.name}, seed {seed}"):
-                    end = ranks.visit(case.name, seed)
-                if end.end is not End.PASSED or seed == self.request.seeds[-1]:
-                    break
+            end = self._visit(ranks, case)
             self.counts[end.end] += 1
             left -= 1
-            self._print(case, seed, end, time.monotonic() - started)
             if end.end is End.NO_START or (self.counts[End.HUNG] == MOST_HANGS and left):
                 break
         bad = sum(self.counts[end] for end in (End.FAILED, End.HUNG, End.NO_START))
@@ -99,10 +96,24 @@ class _Report:
             words.append(f"{left} not tried")
         self.console.print(
             f"{', '.join(words)} in {time.monotonic() - begin:.0f} s "
-            f"(EP {self.request.ep_size}, {len(self.request.seeds)} seeds each)",
+            f"(EP {self.request.ep_size}, seed {', '.join(map(str, self.request.seeds))})",
             soft_wrap=True,
         )
         return passed > 0 and not bad and not left
+
+    def _visit(self, ranks: "CheckRanks", case: "Case") -> "CaseEnd":
+        """The case with each seed, up to one with which it does not pass."""
+        from epcross.harness.running.check_ranks import End
+
+        *first, last = self.request.seeds
+        for seed in (*first, last):
+            started = time.monotonic()
+            with self.console.status(f"{case.name}, seed {seed}"):
+                end = ranks.visit(case.name, seed)
+            if end.end is not End.PASSED or seed == last:
+                self._print(case, seed, end, time.monotonic() - started)
+                return end
+        raise AssertionError("a check has at least one seed")
 
     def _print(self, case: "Case", seed: int, end: "CaseEnd", wall_s: float) -> None:
         from epcross.harness.running.check_ranks import End
@@ -115,7 +126,7 @@ class _Report:
         if end.end in (End.PASSED, End.REFUSED):
             return
         indent = " " * 10
-        lines = [f"seed {seed}, after {wall_s:.1f} s; the case is there because of this: {case.why}"]
+        lines = [f"seed {seed}, after {wall_s:.1f} s; about the case: {case.why}"]
         lines += end.problems[:MOST_PROBLEMS]
         if len(end.problems) > MOST_PROBLEMS:
             lines.append(f"and {len(end.problems) - MOST_PROBLEMS} more problems")

@@ -5,6 +5,7 @@ judged by itself. Whatever a rank does, `visit` returns within the limits.
 """
 
 import contextlib
+import itertools
 import os
 import selectors
 import time
@@ -25,6 +26,7 @@ from epcross.harness.verification.contract import WAITING
 from epcross.harness.verification.visit import DUMP_SIGNAL
 
 VISIT = "epcross.harness.verification.visit:visit_case"
+CONTRACT = "verification/contract.py"  # whose frames are not the backend's
 START_LIMIT_S = 90.0  # to import the backend and join
 GRACE_S = 3.0  # for the other ranks, once one has failed
 DUMP_S = 0.5  # to write where a stuck worker is
@@ -38,7 +40,7 @@ class End(StrEnum):
     REFUSED = "refused"  # the backend says that it does not take it
     FAILED = "failed"
     HUNG = "hung"  # a rank did not come back
-    NO_START = "no_start"  # the workers never became ready
+    NO_START = "no start"  # the workers never became ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,7 @@ class CheckRanks:
             self._children.append(child)
 
     def _answers(self, kind: str, limit_s: float) -> dict[int, dict[str, Any]]:
-        """The last word of each rank: a message `kind` or `failed`, or `{"ended": how}`; ranks that say none are absent.
+        """The last word of each rank, a message `kind` or `failed` or `{"ended": how}`; silent ranks are absent.
 
         Once one rank has failed, the others get `GRACE_S`.
         """
@@ -225,13 +227,16 @@ def _told_once(problems: list[str]) -> tuple[str, ...]:
 
 
 def _stack(log: Path) -> str:
-    """The innermost frames that a stuck worker wrote, as words."""
+    """Where in the backend a stuck worker stands, as it wrote: the backend's own call, then the line it has come to."""
+    lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-        main = max((n for n, line in enumerate(lines) if line.startswith("Current thread")), default=None)
-        if main is not None:
-            return "; it stands at " + " < ".join(line for line in lines[main + 1 : main + 3] if line.startswith("File"))
-    return ""
+    begin = max((n for n, line in enumerate(lines) if line.startswith("Current thread")), default=len(lines))
+    frames = [line for line in lines[begin + 1 :] if line.startswith("File ")]
+    own = list(itertools.takewhile(lambda frame: CONTRACT not in frame, frames))
+    if not own:
+        return ""
+    return f"; {own[-1]}" + (f", which has come to {own[0]}" if len(own) > 1 else "")
 
 
 def _timing(limit_s: float) -> Timing:

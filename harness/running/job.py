@@ -48,6 +48,7 @@ class Job:
     failed: Mapping[str, str] = field(default_factory=dict)  # point_id -> why it is not tried again
     attempts: Mapping[str, int] = field(default_factory=dict)  # "point_id.launch" -> starts before
     fail_fast: bool = False
+    profile: str = ""  # command that workers of a backend are started under; {rank} and {log} are filled in
     start_limit_s: float = 90.0  # for a worker to import its backend and join
     measure: str = MEASURE  # module:function
     floor: str = FLOOR

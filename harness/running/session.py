@@ -36,6 +36,7 @@ class Session:
     plan: Plan
     context: RunContext
     fail_fast: bool = False
+    profile: str = ""
     measure: str = MEASURE
     floor: str = FLOOR
     stop_asked: Callable[[], str | None] = lambda: None
@@ -108,6 +109,7 @@ class Session:
             failed=_failed(results),
             attempts=attempts(ProgressReader(self.run.path).read()),
             fail_fast=self.fail_fast,
+            profile=self.profile,
             measure=self.measure,
             floor=self.floor,
         )

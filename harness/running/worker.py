@@ -32,7 +32,8 @@ def main() -> None:
     channel.set_inheritable(False)  # a compiler started here must not keep the supervisor waiting
     lines = _lines(channel)
     hello = next(lines)
-    die_with_parent(hello["supervisor"], signal.SIGKILL)
+    # under a wrapper the parent is that wrapper, which the supervisor kills with us
+    die_with_parent(hello["supervisor"] or os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
     flags = _bind(hello["core"])
 
