@@ -50,10 +50,10 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     from epcross.harness.planning.plan import alone
     from epcross.harness.running import session as sessions
     from epcross.harness.running.display import Display
+    from epcross.harness.running.find_point import describe, find_point, runs_in
     from epcross.harness.running.launch import End
     from epcross.harness.running.progress import ProgressReader
     from epcross.harness.running.recorder import FINE
-    from epcross.harness.running.find_point import describe, find_point, runs_in
     from epcross.harness.storing.store import read_units
 
     _check_profile(profile)
