@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from epcross.harness.analysis.evidence_figure import round_trip_figure
-from epcross.harness.analysis.evidence_run import EvidenceRun, committed_runs
+from epcross.harness.analysis.evidence_run import EvidenceRun, committed_runs, read_run
 from epcross.harness.analysis.evidence_text import TEXTS
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.storing.sealed import write_whole
-from epcross.harness.storing.store import merge
+from epcross.harness.storing.store import merge, open_run
 
 MEASURED = Path("results/measured")
 FIGURES = Path("docs/figures")
@@ -38,8 +38,9 @@ def commit(root: Path, run: Path) -> Path:
     """Put the compact form of `run` under results/measured; doing it twice changes nothing. Returns its folder.
 
     Raises:
-        StoreError: `run` cannot be read, or other rows stand there under its name.
+        StoreError: `run` cannot be read or carries no number, or other rows stand there under its name.
     """
+    read_run(run, open_run(run))  # refuses what no number can rest on
     target = root / MEASURED / run.resolve().name
     merge(target, [run])
     return target

@@ -22,13 +22,13 @@ _STYLE = {
 def round_trip_figure(run: EvidenceRun) -> bytes:
     """Round trip against tokens per rank, one panel for each regime, at the smallest EP size: medians, bands from the
     lowest to the highest repeat."""
-    import matplotlib
+    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     ep_size = run.ep_sizes()[0]
     regimes = [regime for regime in Regime if run.headline_rows(regime, ep_size)]
-    with matplotlib.rc_context(_STYLE):
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(3.6 * len(regimes), 3.2), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots(1, len(regimes), sharey=True, squeeze=False)[0]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
@@ -70,10 +71,20 @@ def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
 
 
 def read_run(folder: Path, run: RunDirectory) -> EvidenceRun:
-    """The run whose tables lie in `folder`."""
+    """The run whose documents are `run` and whose rows lie in `folder`: tables, or the run's own folder.
+
+    Raises:
+        StoreError: its rows cannot be read, or none of them can carry a number.
+    """
     rows = [Record(**row) for row in read_rows_table(folder).to_pylist() if row["run_id"] == run.run_id]
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return EvidenceRun(run=run, rows=tuple(rows), floor=read_floor(run) or {}, size_bytes=size_bytes)
+    found = EvidenceRun(run=run, rows=tuple(rows), floor=read_floor(run) or {}, size_bytes=size_bytes)
+    if not found.headline_rows():
+        raise StoreError(
+            f"{folder} has no round trip that is ok and without flags, so no number can rest on it; take a run on a "
+            "quiet machine with a core for each rank"
+        )
+    return found
 
 
 def _by_name(paths: Iterable[Path]) -> list[Path]:

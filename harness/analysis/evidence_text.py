@@ -17,23 +17,21 @@ def figure(run: EvidenceRun) -> str:
 
 def caption(run: EvidenceRun) -> str:
     """What was estimated how, of how much, where: what a figure or table of `run` rests on."""
-    rows = run.headline_rows()
+    ep_size = run.ep_sizes()[0]
+    rows = run.headline_rows(ep_size=ep_size)
     launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    few = (
-        f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
-        if launches < MIN_LAUNCHES
-        else ""
-    )
+    count = f"{launches * seeds * chains} repeats (launches x seeds x chains: {launches} x {seeds} x {chains})"
+    if launches < MIN_LAUNCHES:
+        count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
     estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
     models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
     formats = ", ".join(sorted({f"{row.dispatch_format} out, {row.combine_format} back" for row in rows}))
-    words = [set((row.boundary or "").split()) for row in rows]
-    inside = " ".join(sorted(set.intersection(*words))) if words else ""
+    inside = " ".join(sorted(set.intersection(*(set((row.boundary or "").split()) for row in rows))))
+    domains = ", ".join(sorted({row.domain for row in rows}))
     return (
-        f"Median and range of n = {launches * seeds * chains} repeats ({launches} launches x {seeds} seeds x {chains} "
-        f"chains){few}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: {inside}. Domain "
-        f"{', '.join(sorted({row.domain for row in rows}))}; EP {', '.join(map(str, run.ep_sizes()))}; flagged rows left "
-        f"out; run {run.run.run_id} on {machine(run)}."
+        f"Median and range of n = {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
+        f"{inside or 'nothing in common'}. Domain {domains}; EP {ep_size}; flagged rows left out; run "
+        f"{run.run.run_id} on {machine(run)}."
     )
 
 

@@ -56,7 +56,7 @@ def find_point(prefix: str, runs: Sequence[Path]) -> FoundPoint:
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        where = f"{len(runs)} runs, the newest {runs[0]}" if runs else "no run at all"
+        where = f"{len(runs)} runs, the first {runs[0]}" if runs else "no run, for results/runs here holds none"
         raise StoreError(
             f"no point begins with {prefix}; looked into {where}. Name the run with --run; its point ids stand in "
             "plan.json and in the column point_id"
