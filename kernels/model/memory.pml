@@ -14,14 +14,14 @@
  * QUIET(r, a), IS_RELEASE(a) (a word that is stored with release), and `arriving(r, a, v)`: what must hold when rank
  * r's value v reaches word a. Names that end in _ are scratch of one d_step: written before they are read, no part of a state.
  */
-#define CHOICES 15 /* of them, ahead of the first fence */
+#define CHOICES 24 /* of them, ahead of the first fence */
 #define FENCE 255  /* in place of an address: a release fence */
 
 typedef Buffer {
     byte n;
     byte address[ENTRIES];
     byte value[ENTRIES];
-    short ready; /* bit i: entry i may arrive now; follows from the rest, kept for speed, as does the next */
+    int ready; /* bit i: entry i may arrive now; follows from the rest, kept for speed, as does the next */
     bit settles  /* the first fence has only quiet stores ahead of it */
 };
 
@@ -106,7 +106,8 @@ proctype Stores(byte r) {
 end:
     do
     ARRIVE(0) ARRIVE(1) ARRIVE(2) ARRIVE(3) ARRIVE(4) ARRIVE(5) ARRIVE(6) ARRIVE(7)
-    ARRIVE(8) ARRIVE(9) ARRIVE(10) ARRIVE(11) ARRIVE(12) ARRIVE(13) ARRIVE(14)
+    ARRIVE(8) ARRIVE(9) ARRIVE(10) ARRIVE(11) ARRIVE(12) ARRIVE(13) ARRIVE(14) ARRIVE(15)
+    ARRIVE(16) ARRIVE(17) ARRIVE(18) ARRIVE(19) ARRIVE(20) ARRIVE(21) ARRIVE(22) ARRIVE(23)
     :: d_step { buffer[r].settles ->
         printf("@settle %d\n", r);
         do

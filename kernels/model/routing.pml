@@ -23,12 +23,16 @@ hidden byte ids[SCENARIOS * 4 * 2 * 2 * 2] = {
     1,0, 1,1,   X,X, X,X
 };
 #elif RANKS == 3 && TOKENS == 1
+#ifdef FULL
+#define SCENARIOS 4
+#else
 #define SCENARIOS 3
+#endif
 hidden byte ids[SCENARIOS * 3 * 3 * 1 * 3] = {
-    /* 0: every token to every rank */
-    0,1,2,   0,1,2,   0,1,2,
-    0,1,2,   0,1,2,   0,1,2,
-    0,1,2,   0,1,2,   0,1,2,
+    /* 0: every token to every rank but one */
+    0,1,2,   0,1,2,   0,X,2,
+    0,1,2,   X,1,2,   0,1,2,
+    0,1,X,   0,1,2,   0,1,2,
     /* 1: unequal and zero counts, dropped ids */
     1,2,X,   X,2,2,   X,X,X,
     X,X,X,   0,X,2,   1,1,X,
@@ -37,7 +41,17 @@ hidden byte ids[SCENARIOS * 3 * 3 * 1 * 3] = {
     0,1,2,   X,X,X,   X,X,X,
     1,2,X,   1,X,X,   X,X,X,
     0,1,2,   X,X,X,   2,X,X
+#ifdef FULL
+    /* 3: every token to every rank */
+  , 0,1,2,   0,1,2,   0,1,2,
+    0,1,2,   0,1,2,   0,1,2,
+    0,1,2,   0,1,2,   0,1,2
+#endif
 };
+#endif
+
+#ifndef FIRST_SCENARIO
+#define FIRST_SCENARIO 0
 #endif
 
 hidden byte goes[SCENARIOS * ROUNDS * RANKS * TOKENS]; /* bit d: the token goes to rank d */

@@ -22,7 +22,9 @@
 #define QUIET(r, a) (OWNER_OF(a) == (r)) /* nobody polls a word of another rank */
 #endif
 #define IS_RELEASE(a) 0
-#define ENTRIES ((RANKS - 1) * TOKENS * (3 * PAYLOAD + 7) + 2)
+#ifndef ENTRIES
+#define ENTRIES (3 * (RANKS - 1) * PAIR_WORDS)
+#endif
 
 #define ARMED 255
 #define RESTORED 254 /* the sentinel's bits as payload, put back by the receiver; to a poll the same as armed */
@@ -75,7 +77,11 @@ inline push_record(r, n, t) {
     do
     :: w_ < PAYLOAD ->
         if
+#ifdef RAW_SENTINEL
+        :: w_ == 0 && EQUAL(n, r, t) -> store(r, base_, ARMED)
+#else
         :: w_ == 0 && EQUAL(n, r, t) -> store(r, base_, STAND_IN(n))
+#endif
         :: else -> store(r, base_ + w_, SENT(n, r, t, w_))
         fi;
         w_++
@@ -213,10 +219,15 @@ inline read(r, n, s) {
     od
 }
 
-/* Await the count and the records of one source, and put escaped words back. */
+#if RANKS == 3
+#define ALL_THERE(r) (SOURCE_THERE(r, PEER(r, 0)) && SOURCE_THERE(r, PEER(r, 1)))
+#else
+#define ALL_THERE(r) SOURCE_THERE(r, PEER(r, 0))
+#endif
+
+/* The count and the records of one source are there: put escaped words back. */
 inline receive(r, n, s) {
     d_step {
-        SOURCE_THERE(r, s) ->
         printf("@received %d %d %d\n", r, s, RECEIVED(r, s));
         k_ = 0;
         do
@@ -297,7 +308,6 @@ inline combine(r, n) {
 /* Await all partials and look at each; nothing is stored in between. */
 inline sum(r, n) {
     d_step {
-        PARTIALS_THERE(r, n) ->
         printf("@sum %d %d\n", r, n);
         d_ = 0;
         do
@@ -326,18 +336,24 @@ proctype Rank(byte r) {
     byte i;
     send(r, 0);
     do
-    :: i + 1 < RANKS -> atomic { receive(r, n, PEER(r, i)); i++ }
-    :: i + 1 == RANKS ->
+    :: atomic { /* between these steps a rank may rest; it may as well rest before them: see `arriving` */
+        ALL_THERE(r) ->
         i = 0;
-        combine(r, n);
-        /* A rank may rest between its sum and its next dispatch; it may as well rest before the sum. */
-        atomic {
-            sum(r, n);
-            n++;
-            if
-            :: n < ROUNDS -> send(r, n)
-            :: else -> break
-            fi
+        do
+        :: i + 1 < RANKS -> receive(r, n, PEER(r, i)); i++
+        :: else -> break
+        od;
+        i = 0;
+        combine(r, n)
+        };
+        atomic { /* and here likewise */
+        PARTIALS_THERE(r, n) ->
+        sum(r, n);
+        n++;
+        if
+        :: n < ROUNDS -> send(r, n)
+        :: else -> break
+        fi
         }
     od
 }
@@ -358,11 +374,7 @@ init {
         od;
         skip
     };
-#ifdef SCENARIO
-    scenario = SCENARIO;
-#else
-    select(scenario : 0 .. SCENARIOS - 1);
-#endif
+    select(scenario : FIRST_SCENARIO .. SCENARIOS - 1);
     atomic {
         do
         :: r < RANKS -> run Rank(r); run Stores(r); r++
