@@ -31,7 +31,7 @@ class Build(Enum):
     QUICK = ("-O0",)  # to compile, for faults
     # gcc says that its ThreadSanitizer does not know stand-alone fences: see kernels/model/README.md
     THREAD = ("-O1", "-g", "-fsanitize=thread", "-Wno-tsan")
-    ADDRESS = ("-O1", "-g", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    ADDRESS = ("-O0", "-g", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
