@@ -35,7 +35,7 @@ def test_proofs_look_at_many_states_and_the_table_fits(outcomes: dict[Run, check
     assert not any(line.startswith("!") for line in check.table(list(outcomes.values())).splitlines())
 
 
-def test_the_issue_s_sizes_are_proved() -> None:
+def test_both_sizes_of_both_protocols_are_proved() -> None:
     sizes = {(run.protocol, run.ranks, run.tokens, run.rounds) for run in PROOFS}
     assert sizes == {(protocol, *size) for protocol in ("fence", "sentinel") for size in ((2, 2, 4), (3, 1, 3))}
 
