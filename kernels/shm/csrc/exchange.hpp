@@ -88,6 +88,7 @@ class Exchange {
         unsigned seen = 0;
         for (std::uint32_t source = 0; source < ep_size(); ++source) {
             for (std::uint32_t slot = 0; slot < received_[source]; ++slot, staged += bytes) {
+                EPCROSS_STEP(experts);
                 seen += read(record(source, slot), ws_.layout.row_bytes());
                 copy(partial(source, slot), staged, bytes);
             }

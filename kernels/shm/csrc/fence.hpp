@@ -19,6 +19,7 @@ class Fence : public Exchange {
     }
 
     void dispatch(const Batch& batch) {
+        EPCROSS_STEP(begin);
         begin_round(batch);
         // The landing rows are free: their owner raised last round's combine flag after it had read them (hazard:
         // a row overwritten under its reader), and our combine waited for that flag.
@@ -27,6 +28,7 @@ class Fence : public Exchange {
             for (std::uint32_t i = 0; i < ep_size(); ++i) {
                 const std::int32_t slot = sent_.slot(token, peer(i));
                 if (slot == Routing::kNone) continue;
+                EPCROSS_STEP(record);
                 Byte* record = record_at(peer(i), rank(), static_cast<std::size_t>(slot));
                 if (streaming) {
                     write_record(record, batch, token, copy_streaming);
@@ -38,10 +40,12 @@ class Fence : public Exchange {
         if (streaming) drain_streaming();
         // Release: the rows before the flag (hazard: a reader sees the flag and an old row).
         for (std::uint32_t i = 0; i < ep_size(); ++i) {
+            EPCROSS_STEP(announce);
             store_release(flag(ws_.layout.dispatch_flags, peer(i), rank()), flag_of(epoch(), sent_.count(peer(i))));
         }
         // Acquire, in wait_flag: no row is read before its flag was seen.
         for (std::uint32_t source = 0; source < ep_size(); ++source) {
+            EPCROSS_STEP(await);
             received_[source] = wait_flag(patience_, waiting(source, "dispatch"),
                                           flag(ws_.layout.dispatch_flags, rank(), source));
         }
@@ -68,12 +72,15 @@ class Fence : public Exchange {
     void combine(std::uint16_t* out) {
         // Release: the partials before the flag; also says that the landing rows of this source were read.
         for (std::uint32_t i = 0; i < ep_size(); ++i) {
+            EPCROSS_STEP(combine);
             store_release(flag(ws_.layout.combine_flags, peer(i), rank()), flag_of(epoch(), 0));
         }
         // Also from ranks that were sent nothing: it keeps every rank within one dispatch of this one.
         for (std::uint32_t from = 0; from < ep_size(); ++from) {
+            EPCROSS_STEP(await_combine);
             wait_flag(patience_, waiting(from, "combine"), flag(ws_.layout.combine_flags, rank(), from));
         }
+        EPCROSS_STEP(sum);
         reduce(out, [&](auto from, auto slot) { return partial_at(from, rank(), slot); });
     }
 

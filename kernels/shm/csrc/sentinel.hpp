@@ -44,18 +44,21 @@ class Sentinel : public Exchange {
 
     void dispatch(const Batch& batch) {
         for (std::uint32_t to = 0; to < ep_size(); ++to) last_sent_[to] = sent_.count(to);
+        EPCROSS_STEP(begin);
         begin_round(batch);
         const int set = parity();
         // Release: all re-arming of the last round before any store of this one (hazard: a peer that has our new count
         // writes to a set that we still re-arm, and its word is lost). Pairs with the acquire fence below.
         std::atomic_thread_fence(std::memory_order_release);
         for (std::uint32_t i = 0; i + 1 < ep_size(); ++i) {
+            EPCROSS_STEP(announce);
             store_relaxed(ws_.line(peer(i), ws_.layout.counts[set], rank()), sent_.count(peer(i)));
         }
         for (std::uint32_t token = 0; token < batch.tokens; ++token) {
             for (std::uint32_t i = 0; i < ep_size(); ++i) {
                 const std::int32_t slot = sent_.slot(token, peer(i));
                 if (slot == Routing::kNone) continue;
+                EPCROSS_STEP(record);
                 if (peer(i) == rank()) {
                     write_record(bytes(record_at(set, rank(), rank(), static_cast<std::size_t>(slot))), batch, token,
                                  std::memcpy);
@@ -64,12 +67,14 @@ class Sentinel : public Exchange {
                 }
             }
         }
+        EPCROSS_STEP(rearm_partials);
         rearm_partials(set ^ 1);  // while rows are on their way: used again in the next round, but not in this one
         escaped_.clear();
         received_[rank()] = sent_.count(rank());
         for (std::uint32_t i = 0; i + 1 < ep_size(); ++i) {
             const std::uint32_t source = peer(i);
             const Waiting who = waiting(source, "dispatch");
+            EPCROSS_STEP(await);
             received_[source] = static_cast<std::uint32_t>(await(ws_.line(rank(), ws_.layout.counts[set], source), who));
             for (std::uint32_t slot = 0; slot < received_[source]; ++slot) await_record(set, source, slot, who);
         }
@@ -97,9 +102,11 @@ class Sentinel : public Exchange {
     void combine(std::uint16_t* out) {
         const int set = parity();
         const std::size_t first_own = push_partials(set);
+        EPCROSS_STEP(rearm_records);
         rearm_records(set);  // the rows were read; the partials of peers are on their way meanwhile
         const std::size_t hidden = ws_.shape.hidden;
         for (std::uint32_t token = 0; token < sent_.tokens(); ++token, out += hidden) {
+            EPCROSS_STEP(sum);
             for_each_tile(hidden, [&](std::size_t first, std::size_t values) {
                 TileSum sum(values);
                 for (std::uint32_t from = 0; from < ep_size(); ++from) {
@@ -145,9 +152,11 @@ class Sentinel : public Exchange {
         Word* word = record_at(set, to, rank(), slot);
         bool escaped = false;
         for (const Part& part : parts) {
+            EPCROSS_STEP(part);
             escaped |= send_words(word, part.from, part.words, kArmed, kStandIn);
             word += part.words;
         }
+        EPCROSS_STEP(header);
         if (escaped) [[unlikely]] push_escapes(parts, escapes_at(set, to, rank(), slot));
         store_relaxed(word, Word{escaped} << 32 | token);
     }
@@ -174,6 +183,7 @@ class Sentinel : public Exchange {
                 continue;
             }
             for (std::uint32_t slot = 0; slot < received_[source]; ++slot) {
+                EPCROSS_STEP(combine);
                 send_words(partial_at(set, source, rank(), slot), own_partial(n++), partial_words_, kArmed, kOtherNans);
             }
         }

@@ -27,6 +27,7 @@ class TwoSided : public Exchange {
     }
 
     void dispatch(const Batch& batch) {
+        EPCROSS_STEP(begin);
         begin_round(batch);
         raise(ws_.layout.count_flags, [&](auto to) { return sent_.count(to); });
         std::uint32_t first = 0;
@@ -41,12 +42,14 @@ class TwoSided : public Exchange {
             for (std::uint32_t to = 0; to < ep_size(); ++to) {
                 const std::int32_t slot = sent_.slot(token, to);
                 if (slot == Routing::kNone) continue;
+                EPCROSS_STEP(record);
                 write_record(staged_at(rank(), to, static_cast<std::size_t>(slot)), batch, token, std::memcpy);
             }
         }
         raise(ws_.layout.dispatch_flags, [&](auto to) { return sent_.count(to); });
         for (std::uint32_t i = 0; i < ep_size(); ++i) {
             const std::uint32_t source = peer(i);
+            EPCROSS_STEP(await);
             wait_flag(patience_, waiting(source, "dispatch"), ws_.line(rank(), ws_.layout.dispatch_flags, source));
             std::memcpy(record_at(source, 0), staged_at(source, rank(), 0),
                         received_[source] * ws_.layout.record_bytes);
@@ -70,14 +73,17 @@ class TwoSided : public Exchange {
         // The return buffer is free: every source raised this round's dispatch flag after it had copied the last
         // round's partials out.
         for (std::uint32_t source = 0; source < ep_size(); ++source) {
+            EPCROSS_STEP(combine);
             std::memcpy(return_at(rank(), source), partial_at(source, 0), received_[source] * bytes);
         }
         raise(ws_.layout.combine_flags, [&](auto to) { return received_[to]; });
         for (std::uint32_t i = 0; i < ep_size(); ++i) {
             const std::uint32_t from = peer(i);
+            EPCROSS_STEP(await_combine);
             wait_flag(patience_, waiting(from, "combine"), ws_.line(rank(), ws_.layout.combine_flags, from));
             std::memcpy(returned_at(from, 0), return_at(from, rank()), sent_.count(from) * bytes);
         }
+        EPCROSS_STEP(sum);
         reduce(out, [&](auto from, auto slot) { return returned_at(from, slot); });
     }
 
@@ -88,6 +94,7 @@ class TwoSided : public Exchange {
     template <typename Count>
     void raise(std::size_t region, Count&& count) const {
         for (std::uint32_t i = 0; i < ep_size(); ++i) {
+            EPCROSS_STEP(announce);
             store_release(ws_.line(peer(i), region, rank()), flag_of(epoch(), count(peer(i))));
         }
     }

@@ -1,0 +1,1 @@
+"""The protocols in Promela, and a runner that proves them with spin."""

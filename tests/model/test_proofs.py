@@ -1,0 +1,77 @@
+"""The model checker on the protocols, and on every fault that it must find."""
+
+from pathlib import Path
+
+import pytest
+
+from epcross.kernels.model import check, trace
+from epcross.kernels.model.runs import FAULTS, PROOFS, Run, Verdict
+
+MODEL = Path(check.__file__).parent
+NEEDS_SPIN = pytest.mark.skipif(check.unavailable() is not None, reason=str(check.unavailable()))
+RUNS = PROOFS + FAULTS
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Run, check.Outcome]:
+    """Every run, once."""
+    return {outcome.run: outcome for outcome in check.check_all(RUNS)}
+
+
+@NEEDS_SPIN
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.slug}-{run.ranks}")
+def test_run_ends_as_expected(outcomes: dict[Run, check.Outcome], run: Run) -> None:
+    outcome = outcomes[run]
+    assert outcome.verdict is run.expects, outcome.trace
+    assert bool(outcome.trace) == (run.expects is not Verdict.HOLDS)
+
+
+@NEEDS_SPIN
+@pytest.mark.timeout(900)
+def test_proofs_look_at_many_states_and_the_table_fits(outcomes: dict[Run, check.Outcome]) -> None:
+    assert all(outcomes[run].states > 40_000 for run in PROOFS)
+    assert max(map(len, check.table(list(outcomes.values())).splitlines())) <= 100
+    assert not any(line.startswith("!") for line in check.table(list(outcomes.values())).splitlines())
+
+
+def test_both_sizes_of_both_protocols_are_proved() -> None:
+    sizes = {(run.protocol, run.ranks, run.tokens, run.rounds) for run in PROOFS}
+    assert sizes == {(protocol, *size) for protocol in ("fence", "sentinel") for size in ((2, 2, 4), (3, 1, 3))}
+
+
+@pytest.mark.parametrize("run", FAULTS, ids=lambda run: run.slug)
+def test_a_trace_of_every_fault_is_kept_and_ends_with_its_verdict(run: Run) -> None:
+    text = (MODEL / "traces" / f"{run.slug}.txt").read_text()
+    assert text.startswith(f"{run.protocol}, seeded fault: {run.name}")
+    assert text.endswith(f"\n{run.expects}.\n")
+
+
+@pytest.mark.parametrize(
+    ("replay", "verdict"),
+    [
+        ("", Verdict.HOLDS),
+        ("pan:1: assertion violated (mem[at_]==255) (at depth 47)", Verdict.LOST),
+        ("pan:1: assertion violated (view[base_]==254) (at depth 26)", Verdict.WRONG),
+        ("pan:1: assertion violated (begun[r]<=(begun[k_]+1)) (at depth 9)", Verdict.AHEAD),
+        ("pan:1: assertion violated (buffer[r].n<22) (at depth 9)", Verdict.OVERFLOW),
+        ("pan:1: assertion violated (i_<24) (at depth 9)", Verdict.OVERFLOW),
+        ("pan:1: invalid end state (at depth 60)", Verdict.STUCK),
+    ],
+)
+def test_verdicts(replay: str, verdict: Verdict) -> None:
+    assert trace.verdict(replay) is verdict
+
+
+def test_a_replay_in_words() -> None:
+    (run,) = (run for run in FAULTS if run.slug == "fence-no-release")
+    text = trace.readable(run, "@dispatch 1 0 0\n@arrive 1 2 1\n@arrive 1 0 11\nassertion violated (mem[x]==1)")
+    assert "rank 1 begins the dispatch of round 0" in text
+    assert "payload 0 of rank 1 at rank 0, slot 0 <- value 1, stored by rank 1" in text
+    assert "dispatch flag of rank 1 at rank 0 <- value 11, stored by rank 1" in text
+
+
+def test_without_spin_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(check.shutil, "which", lambda name: None)
+    assert check.main([]) == 2
+    assert "apt-get install spin" in capsys.readouterr().err
