@@ -9,9 +9,10 @@ the machine's mood and the routing; otherwise they are drawn apart.
 
 **Few launches.** A bootstrap over n launches sees (n - 1) / n of their variance, and takes it for known. Intervals are
 therefore widened about the estimate by `widening(n)`, Student's quantile with n - 1 degrees of freedom over the normal
-one, times sqrt(n / (n - 1)): 9.2 at 2 launches, 2.7 at 3, 1.6 at 5, 1.1 at 20. Source: Hesterberg, What Teachers Should
+one, times sqrt(n / (n - 1)): 2.7 at 3 launches, 1.6 at 5, 1.1 at 20. Source: Hesterberg, What Teachers Should
 Know About the Bootstrap (2015), on narrowness bias and t; draws are scaled here rather than read at a wider percentile,
-because a handful of launches has no such percentile. One launch says nothing about launches: its interval is that of
+because a handful of launches has no such percentile. Two launches have but three outcomes, whose ends lie one standard
+error away: there it is Student's quantile itself, 12.7. One launch says nothing about launches: its interval is that of
 its own seeds and chains, and no difference may be called on it.
 """
 
@@ -145,6 +146,8 @@ def widening(launches: int) -> float:
         return 1.0
     quantile = (1 + CONFIDENCE) / 2
     student = float(special.stdtrit(launches - 1, quantile))
+    if launches == 2:
+        return student
     return student / float(special.ndtri(quantile)) * math.sqrt(launches / (launches - 1))
 
 

@@ -114,7 +114,7 @@ def test_what_makes_a_point_incomparable_is_named(tmp_path: Path) -> None:
     of = point("x", 4)
     base = load(write(tmp_path / "a", trials(of)))
 
-    def against(**columns: object) -> pd.Series:
+    def against(**columns: Any) -> pd.Series:
         return compare(base, load(write(tmp_path / "b", trials(of, 10.0, **columns)))).iloc[0]
 
     machine = against(machine="other")
