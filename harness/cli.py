@@ -16,6 +16,7 @@ VERBS = {
     "status": "epcross.harness.commands.status:command",
     "cancel": "epcross.harness.commands.cancel:command",
     "report": "epcross.harness.commands.report:command",
+    "compare": "epcross.harness.commands.compare:command",
     "backends": "epcross.harness.commands.backends:command",
 }
 """Verb -> module:command, in the order of the help text."""

@@ -19,6 +19,7 @@ from epcross.harness.analysis.resample import (
     RESAMPLES,
     RNG_SEED,
     Float64,
+    Int64,
     Trials,
     ends,
     resampled_medians,
@@ -68,8 +69,8 @@ def find(
     `bracket_high`, the measured token counts around the change of lead (outermost ones if there are several);
     `estimate`, the tokens where the ratio crosses 1, log-log between the points (geometric mean of first and last, if
     the ratio wavers), NaN if nowhere; `low`, `high`, its 95 % interval, 0 or infinite where it leaves the range;
-    `faster_below`, `faster_above`, `a`, `b` or `equal` by name, empty where it cannot be told; `agreement`, the share of
-    curves with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common range; `launches`, `seeds`,
+    `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `agreement`, the share of curves
+    with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common range; `launches`, `seeds`,
     `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two were measured in different
     allocations, and so at different times or places: no headline. `attrs["note"]` says what was left out.
 
@@ -187,12 +188,15 @@ def judge(
     """
     tokens = np.asarray(tokens, np.float64)
     signs = lead(ratio, margin)
-    first, last, changes = (float(item[0]) for item in _changes(signs[:, None]))
-    drawn_first, drawn_last, drawn_changes = _changes(lead(ratios, margin))
-    log_tokens = np.log(tokens)
-    places = np.exp(_crossings(log_tokens, np.log(ratios), before=first))
-    estimate = float(np.exp(_crossings(log_tokens, np.log(ratio)[:, None], before=first)[0])) if changes else math.nan
-    low, high = ends(places, kind) if changes else (math.nan, math.nan)
+    first_lead, last_lead, changed, at_low, at_high = _changes(signs[:, None])
+    first, last, changes = float(first_lead[0]), float(last_lead[0]), int(changed[0])
+    drawn_first, drawn_last, drawn_changes, *drawn_brackets = _changes(lead(ratios, margin))
+    estimate, low, high, bracket = math.nan, math.nan, math.nan, (math.nan, math.nan)
+    if changes:
+        log_tokens = np.log(tokens)
+        estimate = float(np.exp(_crossings(log_tokens, np.log(ratio)[:, None], at_low, at_high, before=first)[0]))
+        low, high = ends(np.exp(_crossings(log_tokens, np.log(ratios), *drawn_brackets, before=first)), kind)
+        bracket = float(tokens[at_low[0]]), float(tokens[at_high[0]])
 
     opposite = (drawn_first * drawn_last == -1) & (drawn_first == first)
     if changes >= 2 and (share := float((drawn_changes >= 2).mean())) >= AGREEMENT:
@@ -206,10 +210,9 @@ def judge(
     reason = objection
     if not reason and share < AGREEMENT:
         reason = f"only {share:.1%} of the resampled curves are '{state}'"
-    leads = _leads(signs, first, last, names)
+    leads = _leads(first, last, names)
     if reason:
         state, leads = State.AMBIGUOUS, ("", "")
-    bracket = _bracket(tokens, signs) if changes else (math.nan, math.nan)
     return {
         "state": str(state),
         "reason": reason,
@@ -229,27 +232,37 @@ def lead(ratio: Float64, margin: float) -> Float64:
     return np.where(ratio > 1 + margin, 1.0, np.where(ratio < 1 / (1 + margin), -1.0, 0.0))
 
 
-def _changes(signs: Float64) -> tuple[Float64, Float64, Float64]:
-    """First and last lead, and changes of lead, of each curve in `signs` [points, curves]; equal points are passed."""
-    first = np.zeros(signs.shape[1])
-    last, changes = first.copy(), first.copy()
-    for sign in signs:
-        changes += (sign != 0) & (last != 0) & (sign != last)
-        last = np.where(sign != 0, sign, last)
-        first = np.where(first == 0, last, first)
-    return first, last, changes
-
-
-def _crossings(log_tokens: Float64, log_ratios: Float64, *, before: float) -> Float64:
-    """Where each curve of `log_ratios` [points, curves] is 0, as log tokens; midway between its first and last zero.
-
-    A curve without a zero crosses outside: beyond the range if it still has the sign `before`, below it if not.
+def _changes(signs: Float64) -> tuple[Float64, Float64, Float64, Int64, Int64]:
+    """Of each curve in `signs` [points, curves]: first and last lead, changes of lead, and the bracket of the changes:
+    the last point that leads before the first change and the first one after the last. Equal points are passed over.
+    Without a change the bracket is the whole range.
     """
-    low, high = log_ratios[:-1], log_ratios[1:]
-    crosses = np.signbit(low) != np.signbit(high)
+    points, curves = signs.shape
+    first, last, changes = np.zeros(curves), np.zeros(curves), np.zeros(curves)
+    led_at = np.zeros(curves, np.int64)
+    low, high = np.zeros(curves, np.int64), np.full(curves, points - 1, np.int64)
+    for index, sign in enumerate(signs):
+        leads = sign != 0
+        changed = leads & (last != 0) & (sign != last)
+        low = np.where(changed & (changes == 0), led_at, low)
+        high = np.where(changed, index, high)
+        changes += changed
+        last, led_at = np.where(leads, sign, last), np.where(leads, index, led_at)
+        first = np.where(first == 0, last, first)
+    return first, last, changes, low, high
+
+
+def _crossings(log_tokens: Float64, log_ratios: Float64, low: Int64, high: Int64, *, before: float) -> Float64:
+    """Where each curve of `log_ratios` [points, curves] is 0 between its points `low` and `high`, as log tokens.
+
+    Midway between the first and the last zero there. A curve without a zero crosses outside: beyond the range if it
+    still has the sign `before`, below it if not.
+    """
+    left, right = log_ratios[:-1], log_ratios[1:]
+    segment = np.arange(len(left))[:, None]
+    crosses = (np.signbit(left) != np.signbit(right)) & (segment >= low) & (segment < high)
     with np.errstate(divide="ignore", invalid="ignore"):
-        part = low / (low - high)
-    place = log_tokens[:-1, None] + part * np.diff(log_tokens)[:, None]
+        place = log_tokens[:-1, None] + left / (left - right) * np.diff(log_tokens)[:, None]
     first = np.where(crosses, place, np.inf).min(axis=0, initial=np.inf)
     last = np.where(crosses, place, -np.inf).max(axis=0, initial=-np.inf)
     outside = np.where(np.sign(log_ratios[0]) == before, np.inf, -np.inf)
@@ -257,14 +270,7 @@ def _crossings(log_tokens: Float64, log_ratios: Float64, *, before: float) -> Fl
         return np.where(np.isinf(first), outside, (first + last) / 2)
 
 
-def _bracket(tokens: Float64, signs: Float64) -> tuple[float, float]:
-    """The last point before the first change of lead and the first point after the last; equal points lie between."""
-    led = np.flatnonzero(signs)
-    change = np.flatnonzero(np.diff(signs[led]))
-    return float(tokens[led[change[0]]]), float(tokens[led[change[-1] + 1]])
-
-
-def _leads(signs: Float64, first: float, last: float, names: tuple[str, str]) -> tuple[str, str]:
+def _leads(first: float, last: float, names: tuple[str, str]) -> tuple[str, str]:
     """Who is faster at the low and at the high end."""
     words = {1.0: names[0], -1.0: names[1], 0.0: "equal"}
     return words[first], words[last]

@@ -68,7 +68,8 @@ def fit(
     `bandwidth_gbps`, `bandwidth_low_gbps`, `bandwidth_high_gbps` (infinite where bytes cost nothing that shows);
     `half_bytes`, where both parts cost the same; `residual_rms` and `residual_max`, relative; `launches`, `seeds`,
     `chains`, `trials`, `within_launch`, `interval`; `problem`, a sentence where nothing could be fitted and the
-    numbers are NaN. `attrs["note"]` says what was left out.
+    numbers are NaN; `holds`, whether `residual_rms` is at most `HUBER_SCALE`: where not, the numbers describe the
+    points that agree, and `points` tells which do not. `attrs["note"]` says what was left out.
 
     Raises:
         InputError: the view or a flag is unknown.
@@ -126,7 +127,7 @@ def fit_lines(moved_bytes: Float64, latency_us: Float64) -> tuple[Float64, Float
     scale = float(moved_bytes.max()) or 1.0  # of the order of 1: the two columns would differ by 10^9
     constant, slope = 1 / latency_us, (moved_bytes / scale) / latency_us
     weight = np.ones_like(latency_us)
-    fixed_us = np.zeros(len(latency_us))
+    fixed_us = per_scale = np.zeros(len(latency_us))
     for _ in range(_ITERATIONS):
         a, b, d = ((weight * x * y).sum(axis=1) for x, y in ((constant, constant), (constant, slope), (slope, slope)))
         u, v = (weight * constant).sum(axis=1), (weight * slope).sum(axis=1)
@@ -141,7 +142,7 @@ def fit_lines(moved_bytes: Float64, latency_us: Float64) -> tuple[Float64, Float
             error = np.abs(1 - fixed_us[:, None] * constant - per_scale[:, None] * slope)
             weight = np.minimum(1.0, HUBER_SCALE / error)
     with np.errstate(divide="ignore"):
-        return fixed_us, scale / per_scale / 1e3
+        return np.asarray(fixed_us), np.asarray(scale / per_scale / 1e3)
 
 
 def _fit_series(rows: pd.DataFrame, view: str, resamples: int, rng_seed: int) -> dict[str, object]:
@@ -178,6 +179,7 @@ def _fit_series(rows: pd.DataFrame, view: str, resamples: int, rng_seed: int) ->
         "half_bytes": fixed_us * bandwidth_gbps * 1e3,
         "residual_rms": rms,
         "residual_max": largest,
+        "holds": rms <= HUBER_SCALE,
         **base.columns(),
         "problem": problem,
     }

@@ -1,4 +1,4 @@
-"""The hierarchical bootstrap: how far a few launches, seeds and chains pin down whatever is computed from their medians.
+"""The hierarchical bootstrap: how far launches, seeds and chains pin down what is computed from their medians.
 
 Variance has levels, so resampling follows them: launches are drawn with replacement, then seeds within each launch
 drawn, then chains within each seed drawn. Iterations of one chain are not independent and are never resampled.
@@ -68,8 +68,8 @@ class Trials:
     @property
     def levels(self) -> tuple[int, int, int]:
         """Launches, most seeds of a launch, most chains of a seed: what a caption states."""
-        there = ~np.isnan(self.table).all(axis=0)
-        return len(self.launches), int(there.any(axis=2).sum(axis=1).max()), int(there.sum(axis=2).max())
+        chains = (~np.isnan(self.table)).any(axis=0).sum(axis=2)
+        return len(self.launches), int((chains > 0).sum(axis=1).max()), int(chains.max())
 
     @property
     def fewest(self) -> int:
