@@ -18,6 +18,8 @@ VERBS = {
     "report": "epcross.harness.commands.report:command",
     "compare": "epcross.harness.commands.compare:command",
     "backends": "epcross.harness.commands.backends:command",
+    "check": "epcross.harness.commands.check:command",
+    "point": "epcross.harness.commands.point:command",
 }
 """Verb -> module:command, in the order of the help text."""
 

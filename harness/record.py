@@ -69,6 +69,7 @@ class Record:
     estimator: str | None = column("How latency_us follows from the samples.")
     n_samples: int = column("Samples per rank behind latency_us.", 0)
     pairs: int = column("Pairs timed per rank in this series (fill excluded).", 0)
+    verified_rounds: int | None = column("Rounds of the unit whose every output was compared, on every rank.")
     start_skew_us: float | None = column("Median over iterations of last minus first start over ranks (entry).")
     instrumentation_us: float | None = column("An empty pair through the same timing path; never subtracted.")
 

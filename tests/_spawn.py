@@ -61,7 +61,7 @@ def point(
     )
 
 
-def fail(fault: str, group: Group) -> None:
+def fail(fault: str, group: Group | None) -> None:
     """What can go wrong in a process."""
     match fault:
         case "raise":
@@ -81,6 +81,7 @@ def fail(fault: str, group: Group) -> None:
         case "wait_expired":
             raise WaitExpired("rank 1 waited 1 s for peer 0 in dispatch, epoch 3")
         case "silent":  # a peer's bounded wait runs out; this rank never says a word
+            assert group is not None
             group.all_gather(b"silent")
             time.sleep(1000)
         case _:
@@ -144,6 +145,19 @@ class FailsAtImport(Fake):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         raise ImportError("libfancy.so.3: cannot open shared object file")
+
+
+class FailsAtStart(Fake):
+    """Of the ranks that ask whether a point is supported, the first has the fault."""
+
+    def unsupported(self, point: Point) -> str | None:
+        if self.options["fault"]:
+            try:
+                (Path(os.environ["FAKE_FOLDER"]) / f"first-{point.point_id}").touch(exist_ok=False)
+            except FileExistsError:
+                return None
+            fail(str(self.options["fault"]), None)
+        return None
 
 
 def measure(

@@ -49,7 +49,7 @@ def command(
         raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
     session = sessions.resume(resume) if resume else sessions.start(build(overrides, config_dirs))
     session.fail_fast = fail_fast
-    session.stop_asked = _Stop().asked
+    session.stop_asked = StopSignal().asked
     reader = ProgressReader(session.run.path)
     reader.skip_to_end()
     errors = Console(stderr=True, highlight=False)
@@ -62,10 +62,12 @@ def command(
 
 
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
+    from epcross.harness.analysis.soak_table import failure_lines, soak_table, verified_rounds
     from epcross.harness.analysis.table import run_table
     from epcross.harness.running.launch import End
     from epcross.harness.running.recorder import FINE
     from epcross.harness.storing.store import read_floor, read_units
+    from epcross.harness.terms import Status
 
     path = session.run.path
     units, problems = read_units(session.run)
@@ -75,8 +77,11 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     # with --json the document is all of stdout, and a person still sees the table
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False, stderr=as_json)
     floor = read_floor(session.run) or {}
+    soaked = session.plan.soak is not None
     if rows:
-        console.print(run_table(rows))
+        console.print(soak_table(rows, session.plan) if soaked else run_table(rows))
+    for line in failure_lines(rows, session.plan) if soaked else ():
+        console.print(line, soft_wrap=True, markup=False)
     for name, entry in floor.items():
         console.print(_floor_line(name, entry), soft_wrap=True, markup=False)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items()) or "no rows"
@@ -96,12 +101,15 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
             "units": len(units),
             "planned_units": planned,
             "statuses": dict(statuses),
+            "verified_rounds": verified_rounds(rows),
         }
         click.echo(json.dumps(summary))
     if end.end is End.CANCELLED:
         return INTERRUPTED
     no_floor = any("error" in entry for entry in floor.values())
-    fine = end.end is End.DONE and not problems and not no_floor and set(statuses) <= FINE
+    # a soak ends when its time is over, wherever it is; to have verified nothing is no success
+    allowed = FINE | {Status.SKIPPED} if soaked and verified_rounds(rows) else FINE
+    fine = end.end is End.DONE and not problems and not no_floor and set(statuses) <= allowed
     return 0 if fine else 1
 
 
@@ -114,7 +122,7 @@ def _floor_line(name: str, entry: dict[str, Any]) -> str:
     return f"floor of {name}: {', '.join(numbers)}"
 
 
-class _Stop:
+class StopSignal:
     """Turns the first signal into a request to end in good order; a second one interrupts at once."""
 
     def __init__(self) -> None:
@@ -123,6 +131,7 @@ class _Stop:
             signal.signal(number, self._note)
 
     def asked(self) -> str | None:
+        """Why to end; None to go on."""
         return self._reason
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

@@ -56,6 +56,7 @@ def measure_unit(
     context: RunContext,
     report_stage: Callable[[Stage], None],
     flags: Iterable[Flag] = (),
+    session_type: "type[UnitSession] | None" = None,
 ) -> UnitResult | None:
     """Measure one unit on this rank; the rows on rank 0, None on the others.
 
@@ -64,7 +65,9 @@ def measure_unit(
     """
     begin, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     flags = frozenset(flags)
-    session = _Session(backend, unit.point, timing, group, report_stage, oversubscribed=Flag.OVERSUBSCRIBED in flags)
+    session = (session_type or UnitSession)(
+        backend, unit.point, timing, group, report_stage, oversubscribed=Flag.OVERSUBSCRIBED in flags
+    )
     wrong: Incorrect | None = None
     chains: list[Chain] = []
     facts: dict[str, Any] = {}
@@ -92,6 +95,7 @@ def measure_unit(
             failed_stage=wrong.stage,
             flags=flags,
         )
+        records = tuple(replace(record, verified_rounds=session.verified_rounds) for record in records)
         return UnitResult(point_id=unit.point.point_id, launch=unit.launch, records=records)
     gathered = [chains_from_bytes(data) for data in group.all_gather(chains_to_bytes(chains))]
     if group.rank != 0:
@@ -101,13 +105,14 @@ def measure_unit(
         launch=unit.launch,
         started_at=started_at,
         wall_s=round(time.monotonic() - begin, 3),
+        verified_rounds=session.verified_rounds,
         boundary=None,
         **facts,
     )
     return unit_result(unit, timing, common, gathered, flags=flags, boundary=backend.boundary)
 
 
-class _Session:
+class UnitSession:
     """The state of one unit on one rank."""
 
     def __init__(
@@ -128,6 +133,7 @@ class _Session:
         self.line: StartLine | None = None
         self.ids: list[tuple[Int32, ...]] = []
         self.counts: list[traffic.Traffic] = []
+        self.verified_rounds = 0  # that every rank found right
 
     def run(self) -> list[Chain]:
         """Every seed and chain of the unit."""
@@ -180,6 +186,7 @@ class _Session:
         self._agree(stage, wrong)
         backend.combine(set_index)
         self._agree(stage, self.checker.check_combined(batch, backend.combined(set_index)))
+        self.verified_rounds += 1
 
     def _agree(self, stage: Stage, wrong: object | None) -> None:
         verdicts = self.group.all_gather(b"" if wrong is None else str(wrong).encode())

@@ -3,13 +3,19 @@
 import math
 import re
 
-from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.planning.schema import BackendConfig, Soak
 from epcross.harness.point import Point, Timing
 from epcross.harness.workload import placement, routing
 from epcross.kernels.formats import row_size
 
 MAX_EP_SIZE = 1024
 """Ranks of a group; a guard against EP and expert counts swapped, far above any scale-up domain today."""
+
+MAX_REPEATS = 100_000
+"""Of a point; far beyond what an interval needs, and below what a plan can hold."""
+
+MAX_CASES = 20_000
+"""Points of one soak; a longer one soaks each of them longer."""
 
 MAX_TOKENS = 2**24
 """Capacity of a rank; sizes and indices of rows stay far inside the integers that kernels use."""
@@ -56,6 +62,11 @@ def timing_problems(timing: Timing) -> list[str]:
         )
         if (value := getattr(timing, name)) < least
     ]
+    if not problems and timing.repeats > MAX_REPEATS:
+        problems.append(
+            f"timing has launches={timing.launches} x seeds={timing.seeds} x chains={timing.chains} repeats, more than "
+            f"{MAX_REPEATS}; each leaves a row for every point and phase"
+        )
     if timing.sets < 2:
         problems.append(
             f"timing.sets={timing.sets} must be at least 2: with one set, sums that a timed pair never wrote look right"
@@ -67,6 +78,25 @@ def timing_problems(timing: Timing) -> list[str]:
     ]
     if timing.max_pairs < timing.min_pairs:
         problems.append(f"timing.max_pairs={timing.max_pairs} is below min_pairs={timing.min_pairs}")
+    return problems
+
+
+def soak_problems(soak: Soak) -> list[str]:
+    """Numbers of a soak that would draw nothing, or more than a plan can hold."""
+    problems = [
+        f"soak.{name}={value} must be above 0"
+        for name in ("seconds", "case_s")
+        if not (value := getattr(soak, name)) > 0
+    ]
+    problems += [
+        f"soak.{name}={value} must be at least 0"
+        for name in ("seed", "only")
+        if (value := getattr(soak, name)) is not None and value < 0
+    ]
+    if not problems and soak.seconds / soak.case_s > MAX_CASES:
+        problems.append(
+            f"soak.seconds={soak.seconds:g} at soak.case_s={soak.case_s:g} are over {MAX_CASES} cases; raise case_s"
+        )
     return problems
 
 

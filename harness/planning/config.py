@@ -3,7 +3,7 @@
 Words follow Hydra's override grammar (https://hydra.cc/docs/advanced/override_grammar/basic/):
 
     sweep=NAME timing=NAME cluster=NAME launcher=NAME     choose an option of a group
-    timing.launches=3                                     change a field of it
+    timing.launches=3  soak.seconds=600                   change a field of it, or of a sweep's soak
     tokens_per_rank=1,8,32  model=qwen3_235b              run a factor over these values instead of the sweep's own
     routing.exponent=0.8,1.2  backend.options.NAME=VALUE  the same for a field or a backend's option
     output_dir=DIR                                        where runs are kept
@@ -12,16 +12,17 @@ Everything wrong is collected and raised together.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.checks import timing_problems
+from epcross.harness.planning.checks import soak_problems, timing_problems
 from epcross.harness.planning.factors import FIELDS, GROUPS, SCALARS, canonical, checked, is_factor, unknown_factor
 from epcross.harness.planning.grid import block_problems, override_axis, values_of
-from epcross.harness.planning.library import SCHEMAS, Library, quoted
-from epcross.harness.planning.schema import Block, Cluster, Launcher, Sweep
+from epcross.harness.planning.library import LONGEST_REASON, SCHEMAS, Library, quoted
+from epcross.harness.planning.override_values import override_values
+from epcross.harness.planning.schema import Block, Cluster, Launcher, Soak, Sweep
 from epcross.harness.planning.typed import Mismatch, build, field_types, suggest
 from epcross.harness.point import Timing
 
@@ -29,7 +30,17 @@ DEFAULT_SWEEP = "quickstart"
 CHOICES = ("timing", "cluster", "launcher")
 """Groups of which one option is chosen for the whole sweep."""
 
-_KEYS = ["sweep", *CHOICES, "output_dir", *GROUPS, *SCALARS, *FIELDS, "timing.FIELD", "backend.options.NAME"]
+_KEYS = [
+    "sweep",
+    *CHOICES,
+    "output_dir",
+    *GROUPS,
+    *SCALARS,
+    *FIELDS,
+    "timing.FIELD",
+    "soak.FIELD",
+    "backend.options.NAME",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +50,7 @@ class Config:
     sweep: str
     description: str
     floor_only: bool
+    soak: Soak | None
     blocks: tuple[Block, ...]
     defaults: dict[str, Any]  # factor -> value where a block does not name it
     timing: Timing
@@ -56,6 +68,7 @@ class _Words:
 
     choices: dict[str, str]
     fields: list[str]  # for Hydra, as given
+    soak: dict[str, Any]
     axes: dict[str, list[Any]]
 
 
@@ -91,6 +104,7 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         for factor, values in words.axes.items()
     }
     problems += timing_problems(timing) if timing else []
+    soak = _soak(name, sweep, words.soak, problems)
     blocks: list[Block] = []
     for product in sweep.products():
         block = _canonical(product)
@@ -99,7 +113,7 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         block = _checked_block(block, library, f"sweep '{name}'", problems, done=axes)
         blocks.append(block)
     defaults = _checked_block(Block(grid=defaults), library, "config.yaml", problems).grid
-    if not isinstance(root.get("output_dir"), str) or not root["output_dir"]:
+    if not isinstance(root.get("output_dir"), str) or not root["output_dir"] or "\0" in root["output_dir"]:
         problems.append(f"output_dir is {root.get('output_dir')!r}, but must be the path of a folder")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -107,6 +121,7 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         sweep=name,
         description=sweep.description,
         floor_only=sweep.floor_only,
+        soak=soak,
         blocks=tuple(blocks),
         defaults={factor: axis[0] for factor, axis in defaults.items()},
         timing=timing,
@@ -121,17 +136,17 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
 
 def _read_words(overrides: Sequence[str], library: Library, problems: list[str]) -> _Words:
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
 
     parser = OverridesParser.create()
-    words = _Words(choices={}, fields=[], axes={})
+    words = _Words(choices={}, fields=[], soak={}, axes={})
     given: set[str] = set()
     for text in overrides:
         try:
             override = parser.parse_override(text)
-        except HydraException as error:
+        except Exception as error:  # the parser has its own, and those of numbers, codecs and recursion
+            words_of_it = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
             problems.append(
-                f"'{text}' cannot be read ({' '.join(str(error).split())}); write key=value, and quote a value that "
+                f"'{text}' cannot be read ({words_of_it}); write key=value, and quote a value that "
                 f"holds = , or brackets inside the word: \"key='a,b=c'\""
             )
             continue
@@ -144,48 +159,19 @@ def _read_words(overrides: Sequence[str], library: Library, problems: list[str])
             continue
         given.add(key)
         try:
-            values = _values(override, key, library)
+            values = override_values(override, key, library)
         except Mismatch as error:
             problems.append(f"'{text}' {error}")
             continue
         if key in ("sweep", *CHOICES, "output_dir"):
             _read_choice(key, values, text, words, problems)
-        elif key.split(".")[0] in CHOICES:
+        elif key.split(".")[0] in (*CHOICES, "soak"):
             _read_field(key, values, text, words, problems)
         elif is_factor(key):
             words.axes[key] = values
         else:
             problems.append(f"unknown key '{key}' in '{text}'{suggest(key, _KEYS)}")
     return words
-
-
-def _values(override: Any, key: str, library: Library) -> list[Any]:
-    """The values a parsed override stands for, in order."""
-    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
-
-    raw = override.value()
-    if isinstance(raw, Glob):
-        if key not in GROUPS:
-            raise Mismatch(f"uses glob(), which selects options of {', '.join(GROUPS)}")
-        names = raw.filter(library.names(key))
-        if not names:
-            raise Mismatch(f"selects nothing; allowed: {', '.join(library.names(key)) or 'nothing'}")
-        return names
-    if isinstance(raw, ChoiceSweep | RangeSweep):
-        if raw.shuffle:
-            raise Mismatch("uses shuffle(), but points keep a stable order; leave it out")
-        return [_plain(value) for value in override.sweep_iterator()]
-    if override.is_sweep_override():
-        raise Mismatch("is an interval; list values, or use range(start,stop,step)")
-    return [_plain(raw)]
-
-
-def _plain(value: Any) -> Any:
-    from hydra.core.override_parser.types import QuotedString
-
-    if isinstance(value, QuotedString):
-        return value.text
-    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _read_choice(key: str, values: list[Any], text: str, words: _Words, problems: list[str]) -> None:
@@ -199,13 +185,28 @@ def _read_choice(key: str, values: list[Any], text: str, words: _Words, problems
 
 def _read_field(key: str, values: list[Any], text: str, words: _Words, problems: list[str]) -> None:
     group, _, name = key.partition(".")
-    kinds = field_types(SCHEMAS[group])
+    kinds = field_types(Soak if group == "soak" else SCHEMAS[group])
     if name not in kinds:
         problems.append(f"unknown key '{key}' in '{text}'{suggest(name, kinds)}")
     elif len(values) != 1:
         problems.append(f"'{text}': {key} is the same for the whole sweep; give one value")
+    elif group == "soak":
+        words.soak[name] = values[0]
     else:
         words.fields.append("++" + text.lstrip("+"))
+
+
+def _soak(name: str, sweep: Sweep, changes: Mapping[str, Any], problems: list[str]) -> Soak | None:
+    """The sweep's soak with the command line's changes."""
+    if sweep.soak is None:
+        if changes:
+            problems.append(f"sweep '{name}' is no soak, so soak.{next(iter(changes))} means nothing; add sweep=soak")
+        return None
+    soak = build(Soak, {**asdict(sweep.soak), **changes}, "soak", problems)
+    problems += soak_problems(soak) if soak else []
+    if sweep.floor_only:
+        problems.append(f"sweep '{name}' is floor_only and has a soak; leave one of them out")
+    return soak
 
 
 def _build_root(root: dict[str, Any], group: str, problems: list[str]) -> Any:

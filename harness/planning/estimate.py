@@ -8,7 +8,7 @@ pair = (fixed cost + rows over the copy rate), both stretched where ranks outnum
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,11 @@ def needs(plan: Plan, cores: int | None = None) -> tuple[Need, ...]:
     """The need of each job of the plan, for a host with `cores` usable cores (this host's by default)."""
     cores = cores or usable_cores()
     backends: dict[tuple[str, Any], Backend] = {}
-    return tuple(_job_need(job, plan, cores, backends) for job in plan.jobs)
+    found = tuple(_job_need(job, plan, cores, backends) for job in plan.jobs)
+    if plan.soak is None:
+        return found
+    units = sum(need.units for need in found)
+    return tuple(replace(need, time_s=plan.soak.seconds * need.units / units) for need in found)
 
 
 def usable_cores() -> int:

@@ -9,12 +9,19 @@ from typing import Any
 
 from epcross.harness.planning.schema import Block
 
+_LONGEST_RANGE = 100_000
+"""A longer one is a slip, and is reported as a value of the wrong type."""
+
 Assignment = dict[str, Any]
 """Factor -> value. A factor that is not named has its default."""
 
 
 def values_of(axis: Any) -> list[Any]:
-    """The values of an axis: a list as it is, anything else as the only value."""
+    """The values of an axis: a list as it is, {from, to} as every integer between, anything else as the only value."""
+    if isinstance(axis, Mapping) and axis.keys() == {"from", "to"}:
+        first, last = axis["from"], axis["to"]
+        if type(first) is type(last) is int and 0 <= last - first <= _LONGEST_RANGE:
+            return list(range(first, last + 1))
     return list(axis) if isinstance(axis, list | tuple) else [axis]
 
 
@@ -47,14 +54,19 @@ def block_problems(block: Block) -> list[str]:
 
 def expand(block: Block) -> Iterator[Assignment]:
     """Every assignment of the block before exclusion. The block must have no `block_problems`."""
+    for parts in itertools.product(*axes_of(block)):
+        yield {factor: value for part in parts for factor, value in part.items()}
+
+
+def axes_of(block: Block) -> list[list[Assignment]]:
+    """What the block is the product of: for each axis and each zipped table its partial assignments, in order."""
     axes: list[list[Assignment]] = [
         [{factor: value} for value in values_of(axis)] for factor, axis in block.grid.items()
     ]
     for table in block.zip:
         columns = [values_of(axis) for axis in table.values()]
         axes.append([dict(zip(table, row, strict=True)) for row in zip(*columns, strict=True)])
-    for parts in itertools.product(*axes):
-        yield {factor: value for part in parts for factor, value in part.items()}
+    return axes
 
 
 def excluded(assignment: Mapping[str, Any], exclude: Sequence[Mapping[str, Any]]) -> bool:

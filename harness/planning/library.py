@@ -23,6 +23,9 @@ PACKAGE_CONF = Path(epcross.__file__).parent / "conf"
 SCHEMAS: dict[str, type] = {**GROUPS, "cluster": Cluster, "launcher": Launcher, "sweep": Sweep, "timing": Timing}
 """Each group, and the dataclass its options become."""
 
+LONGEST_REASON = 1000
+"""Characters of another library's words that are worth repeating."""
+
 _PROSE = {"notes"}
 """Keys for readers of the file, which no program uses."""
 
@@ -88,7 +91,8 @@ class Library:
                     self._plain.update(self._compose([key]))
                 except ConfigError as error:
                     self._plain[key] = None
-                    problems.extend(error.problems)
+                    where = f"{key[0]} '{key[1]}' ({self._files[key[0]][key[1]]})"
+                    problems.extend(f"{where}: {problem}" for problem in error.problems)
         for group, name in todo:
             if self._plain[group, name] is not None:
                 self._typed[group, name] = self._build(group, name, problems)
@@ -115,19 +119,19 @@ class Library:
 
     def _hydra(self, config_name: str | None, overrides: Sequence[str]) -> dict[str, Any]:
         from hydra import compose, initialize_config_dir
-        from hydra.errors import HydraException
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError
 
         search = [f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in self.folders)}]"]
         try:
             with initialize_config_dir(version_base="1.3", config_dir=str(PACKAGE_CONF)):
                 config = compose(config_name, overrides=[*(search if self.folders else ()), *overrides])
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
-            raise ConfigError(f"configuration cannot be composed: {' '.join(str(error).split())}") from error
-        assert isinstance(plain, dict)
+        # Hydra, OmegaConf and PyYAML have errors of their own, and let those of codecs, numbers and recursion through
+        except Exception as error:
+            words = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+            raise ConfigError(f"configuration cannot be composed: {words}") from error
+        if not isinstance(plain, dict):
+            raise ConfigError(f"configuration is {plain!r}, but must be a mapping of names to values")
         return {str(key): value for key, value in plain.items()}
 
     def _build(self, group: str, name: str, problems: list[str]) -> Any:

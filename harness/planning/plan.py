@@ -2,21 +2,23 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from epcross.harness.backends import loader
 from epcross.harness.backends.base import Backend
-from epcross.harness.errors import ConfigError
+from epcross.harness.errors import ConfigError, StoreError
 from epcross.harness.planning.assemble import Assembler, assignments
-from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems
+from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems, timing_problems
 from epcross.harness.planning.config import Config, resolve
+from epcross.harness.planning.draw import drawn_points
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher
+from epcross.harness.planning.typed import Mismatch, convert
 from epcross.harness.point import Point, Timing
 from epcross.harness.terms import Domain, Sharing, Status
 
-__all__ = ["Impossible", "Job", "Plan", "build", "point_problems"]
+__all__ = ["Impossible", "Job", "Plan", "alone", "build", "point_problems"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoakPlan:
+    """How long a soak lasts, and which case each point of the plan is."""
+
+    seconds: float
+    seed: int
+    cases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a run will do. A run directory keeps it, and `--resume` rebuilds it from there."""
 
@@ -55,6 +66,7 @@ class Plan:
     output_dir: Path  # absolute
     backends: Mapping[str, BackendConfig]
     config: Mapping[str, Any] = field(default_factory=dict)  # what was resolved, as plain JSON
+    soak: SoakPlan | None = None  # the points are cases to be stressed, not only measured
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` rebuilds the plan. Jobs and reasons refer to points by number."""
@@ -83,40 +95,63 @@ class Plan:
             "output_dir": str(self.output_dir),
             "backends": {name: backend.to_json() for name, backend in self.backends.items()},
             "config": dict(self.config),
+            "soak": None if self.soak is None else {**asdict(self.soak), "cases": list(self.soak.cases)},
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """The plan that `to_json` described."""
+        """The plan that `to_json` described.
+
+        Raises:
+            StoreError: it is something else; another version, or an editor, wrote it.
+        """
+        try:
+            plan = cls._from_json(data)
+            if problems := timing_problems(plan.timing):
+                raise Mismatch("; ".join(problems))
+        except (Mismatch, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            words = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+            raise StoreError(
+                f"the stored plan is none that this epcross can read ({words}). Use the epcross that wrote it, "
+                "restore plan.json from a copy, or start a new run"
+            ) from error
+        return plan
+
+    @classmethod
+    def _from_json(cls, data: Mapping[str, Any]) -> "Plan":
         points = tuple(
-            Point.from_json({key: value for key, value in point.items() if key != "point_id"})
+            convert({key: value for key, value in point.items() if key != "point_id"}, Point)
             for point in data["points"]
         )
+        soak = convert(data.get("soak"), SoakPlan | None)  # plans of earlier versions have none
+        if soak is not None and len(soak.cases) != len(points):
+            raise Mismatch(f"soak has {len(soak.cases)} case numbers for {len(points)} points")
         return cls(
-            sweep=data["sweep"],
-            description=data["description"],
+            sweep=convert(data["sweep"], str),
+            description=convert(data["description"], str),
             points=points,
             impossible=tuple(
-                Impossible(point=points[i["point"]], status=Status(i["status"]), reason=i["reason"])
+                Impossible(point=points[i["point"]], status=Status(i["status"]), reason=convert(i["reason"], str))
                 for i in data["impossible"]
             ),
             jobs=tuple(
                 Job(
-                    ep_size=job["ep_size"],
+                    ep_size=convert(job["ep_size"], int),
                     domain=Domain(job["domain"]),
                     sharing=Sharing(job["sharing"]),
-                    cluster=job["cluster"],
-                    backends=tuple(job["backends"]),
+                    cluster=convert(job["cluster"], str),
+                    backends=convert(job["backends"], tuple[str, ...]),
                     points=tuple(points[number] for number in job["points"]),
                 )
                 for job in data["jobs"]
             ),
-            timing=Timing(**data["timing"]),
-            launcher=Launcher(**data["launcher"]),
-            cluster=Cluster(**data["cluster"]),
+            timing=convert(data["timing"], Timing),
+            launcher=convert(data["launcher"], Launcher),
+            cluster=convert(data["cluster"], Cluster),
             output_dir=Path(data["output_dir"]),
-            backends={name: BackendConfig.from_json(backend) for name, backend in data["backends"].items()},
-            config=data["config"],
+            backends=convert(data["backends"], Mapping[str, BackendConfig]),
+            config=convert(data["config"], Mapping[str, Any]),
+            soak=soak,
         )
 
 
@@ -127,7 +162,13 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         ConfigError: with every problem found.
     """
     config = resolve(overrides, config_dirs)
-    points = () if config.floor_only else tuple(Assembler(config).points(config))
+    soak: SoakPlan | None = None
+    if config.soak is not None:
+        drawn = drawn_points(config, config.soak)
+        points = tuple(drawn)
+        soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
+    else:
+        points = () if config.floor_only else tuple(Assembler(config).points(config))
     backends = {name: config.library.get("backend", name) for name in dict.fromkeys(p.backend for p in points)}
     impossible = _impossible(points, backends)
     return Plan(
@@ -142,6 +183,29 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         output_dir=Path(config.output_dir).expanduser().absolute(),
         backends=backends,
         config=_resolved(config),
+        soak=soak,
+    )
+
+
+def alone(plan: Plan, point: Point, *, timing: Timing, output_dir: Path, note: str) -> Plan:
+    """A plan of one point of `plan`, with its own backend's configuration; `note` says what for, and is kept.
+
+    Raises:
+        ConfigError: the backend cannot be loaded, as when its folder has gone.
+    """
+    backends = {point.backend: plan.backends[point.backend]}
+    impossible = _impossible([point], backends)
+    return replace(
+        plan,
+        sweep="point",
+        description=note,
+        points=(point,),
+        impossible=tuple(impossible.values()),
+        jobs=_jobs([point], impossible, plan.cluster.name),
+        timing=timing,
+        output_dir=output_dir.absolute(),
+        backends=backends,
+        config={**plan.config, "note": note},
     )
 
 

@@ -75,6 +75,16 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Soak:
+    """Makes a sweep a stress: cases are drawn at random from its product and soaked until the time is over."""
+
+    seconds: float  # of the whole run
+    case_s: float = 0.5  # that many seconds for each case: with `seconds`, how many are drawn
+    seed: int = 1  # of the draw
+    only: int | None = None  # this case alone, with all of the time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """What `sweeps/NAME.yaml` says. Each entry of `blocks` adds to the common grid, zip and exclude."""
 
@@ -87,6 +97,7 @@ class Sweep:
     exclude: tuple[Mapping[str, Any], ...] = ()
     blocks: tuple[Block, ...] = ()
     floor_only: bool = False  # no backends: measure the floor at each EP size
+    soak: Soak | None = None
 
     def products(self) -> tuple[Block, ...]:
         """The blocks with the common part merged in; the sweep is their union, in order."""

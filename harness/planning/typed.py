@@ -56,7 +56,12 @@ def convert(value: Any, annotation: Any) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise Mismatch(f"is {value!r}", wanted="a list")
-        return tuple(convert(item, get_args(annotation)[0]) for item in value)
+        kinds = get_args(annotation)
+        if kinds[-1] is Ellipsis:
+            return tuple(convert(item, kinds[0]) for item in value)
+        if len(value) != len(kinds):
+            raise Mismatch(f"is {value!r}", wanted=f"a list of {len(kinds)}")
+        return tuple(convert(item, kind) for item, kind in zip(value, kinds, strict=True))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise Mismatch(f"is {value!r}", wanted="a mapping of names to values")

@@ -15,7 +15,7 @@ from typing import Any
 
 from epcross.harness.running.job import Job
 from epcross.harness.running.progress import ProgressReader
-from epcross.harness.running.supervisor import EXIT_CANCELLED, EXIT_DONE, EXIT_FAIL_FAST
+from epcross.harness.running.supervisor import EXIT_CANCELLED, EXIT_DONE, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME
 
 TICK_S = 0.25
 PEERS_LIMIT_S = 20.0  # for the others once one supervisor ended badly
@@ -28,6 +28,7 @@ class End(StrEnum):
     DONE = "done"  # every unit was tried
     CANCELLED = "cancelled"
     FAIL_FAST = "fail_fast"
+    OUT_OF_TIME = "out_of_time"  # the time that it was given is over
     FAILED = "failed"  # a supervisor was lost, or rows could not be stored
 
 
@@ -82,6 +83,8 @@ def run_job(
     reason = asked or told or _first_words(ranks)
     if asked or EXIT_CANCELLED in codes:
         return JobEnd(end=End.CANCELLED, reason=reason)
+    if EXIT_OUT_OF_TIME in codes:
+        return JobEnd(end=End.OUT_OF_TIME, reason=reason)
     return JobEnd(end=End.FAIL_FAST if EXIT_FAIL_FAST in codes else End.FAILED, reason=reason)
 
 

@@ -1,7 +1,9 @@
 """`progress.jsonl`: what happened in a run, one JSON object a line, and what follows from it: counts, pace, ETA."""
 
+import contextlib
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,17 +13,47 @@ from typing import Any
 
 FILE_NAME = "progress.jsonl"
 
+_WORD, _COUNT = (str,), (int,)
+_MAYBE_WORD = (str, type(None))
+_HOLDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "session": {"units": _COUNT, "done": _COUNT},
+    "prebuild": {"backends": (list,)},
+    "turn": {"job": _WORD, "kind": _WORD, "backend": _WORD, "launch": _COUNT},
+    "start": {"point_id": _WORD, "launch": _COUNT},
+    "unit": {
+        "point_id": _WORD,
+        "launch": _COUNT,
+        "backend": _WORD,
+        "statuses": (dict,),
+        "reason": _MAYBE_WORD,
+        "failed_rank": (int, type(None)),
+        "failed_stage": _MAYBE_WORD,
+    },
+    "stopped": {"reason": _WORD},
+    "end": {"end": _WORD, "reason": _WORD},
+}
+"""What a note of an event must hold to be used."""
+
 
 class ProgressLog:
-    """Appends notes; each is one write, so that a reader sees whole lines and writers do not mix."""
+    """Appends notes; each is one write, so that a reader sees whole lines and writers do not mix. Never fails."""
 
     def __init__(self, run_path: Path) -> None:
         self._file = os.open(run_path / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def note(self, event: str, **values: Any) -> None:
         """Append one event with the time in UTC."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        os.write(self._file, (json.dumps({"time": now, "event": event, **values}) + "\n").encode())
+        note = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "monotonic_s": round(time.monotonic(), 3),  # durations follow from this one: a clock may be set back
+            "event": event,
+            **values,
+        }
+        line = (json.dumps(note) + "\n").encode()
+        # a note is no result: that a disk is full is for those to say who store rows
+        with contextlib.suppress(OSError):
+            if os.write(self._file, line) < len(line):
+                os.write(self._file, b"\n")  # so that the next note at least stands on a line of its own
 
 
 class ProgressReader:
@@ -36,7 +68,7 @@ class ProgressReader:
         self.read()
 
     def read(self) -> list[dict[str, Any]]:
-        """The notes since the last call; a line that is not finished yet waits for the next."""
+        """The notes since the last call; a line that is not finished yet waits for the next, a torn one is left out."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -45,7 +77,20 @@ class ProgressReader:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [note for line in whole.split(b"\n") if (note := _parsed(line)) is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The note that a line holds; None if it was torn or is none."""
+    try:
+        note = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(note, dict) or not isinstance(note.get("event"), str):
+        return None
+    wanted = _HOLDS.get(note["event"], {})
+    # exact types: True is no count
+    return note if all(name in note and type(note[name]) in kinds for name, kinds in wanted.items()) else None
 
 
 def attempts(notes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -63,26 +108,27 @@ class Pace:
     measured_s: float = 0.0  # from the session's first turn to its last unit
     turn: str = ""  # the process group at work
     failures: list[dict[str, Any]] = field(default_factory=list)
-    _begin: datetime | None = None
+    _begin_s: float | None = None  # of the monotonic clock of the machine that rank 0 runs on
 
     def take(self, note: Mapping[str, Any]) -> None:
         """Count one note."""
-        now = datetime.fromisoformat(note["time"])
+        now_s = note.get("monotonic_s")
         match note["event"]:
             case "session":
                 self.planned, self.done = note["units"], note["done"]
-                self.measured, self.measured_s, self._begin = 0, 0.0, None
+                self.measured, self.measured_s, self._begin_s = 0, 0.0, None
             case "prebuild":
-                self.turn = f"building {', '.join(note['backends'])}, once on this machine"
+                self.turn = f"building {', '.join(map(str, note['backends']))}, once on this machine"
             case "turn":
-                self._begin = self._begin or now
+                if self._begin_s is None and isinstance(now_s, int | float):
+                    self._begin_s = now_s
                 what = "floor" if note["kind"] == "floor" else f"{note['backend']}, launch {note['launch']}"
                 self.turn = f"{note['job']}: {what}"
             case "unit":
                 self.done += 1
-                if self._begin is not None:
+                if self._begin_s is not None and isinstance(now_s, int | float):
                     self.measured += 1
-                    self.measured_s = (now - self._begin).total_seconds()
+                    self.measured_s = now_s - self._begin_s
                 if note["reason"]:
                     self.failures.append(dict(note))
 

@@ -1,7 +1,7 @@
 """One session of a run: from a plan and a run folder to stored rows. A resumed run has several."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,17 @@ from epcross.harness.planning.plan import Job as PlannedJob
 from epcross.harness.planning.plan import Plan
 from epcross.harness.point import Point
 from epcross.harness.record import Record, UnitResult
-from epcross.harness.running.job import FLOOR, MEASURE, Job
+from epcross.harness.running.job import FLOOR, MEASURE, SOAK, Job
 from epcross.harness.running.launch import End, JobEnd, run_job
 from epcross.harness.running.prebuild import prebuild
 from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
 from epcross.harness.running.schedule import not_again, turns
+from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.provenance import git_state, machine_hash, measure_hash
 from epcross.harness.storing.rows import RunContext, failed_records
 from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, read_floor, release
-from epcross.harness.storing.units import read_units, set_aside_damaged, write_unit
+from epcross.harness.storing.units import done_units, read_units, set_aside_damaged, write_unit
 from epcross.harness.terms import Sharing, Stage, Status
 from epcross.kernels.shm.segment import remove_stale
 
@@ -36,6 +37,7 @@ class Session:
     plan: Plan
     context: RunContext
     fail_fast: bool = False
+    profile: str = ""
     measure: str = MEASURE
     floor: str = FLOOR
     stop_asked: Callable[[], str | None] = lambda: None
@@ -75,6 +77,7 @@ class Session:
         if configs:
             self.log.note("prebuild", backends=sorted(left))
         unbuilt = prebuild(configs, scratch, self.run.logs, tick=self.tick, stop_asked=stop_asked)
+        budget = self._budget(done)
         for planned in self.plan.jobs:
             for point in planned.points:
                 if point.backend in unbuilt:
@@ -83,10 +86,38 @@ class Session:
                 return JobEnd(end=End.CANCELLED, reason=reason)
             job = self._job(planned, done, results)
             if job.turns:
-                end = run_job(job, tick=self.tick, stop_asked=stop_asked)
+                end = (
+                    run_job(job, tick=self.tick, stop_asked=stop_asked)
+                    if budget is None
+                    else self._soak(job, budget, done, stop_asked)
+                )
                 if end.end is not End.DONE:
                     return end
         return JobEnd(end=End.DONE)
+
+    def _soak(
+        self, job: Job, budget: TimeBudget, done: set[tuple[str, int]], stop_asked: Callable[[], str | None]
+    ) -> JobEnd:
+        """Each process group of `job` for its share of the time; the cases for which there was none leave rows, too."""
+        for turn in job.turns:
+            end = run_job(budget.allot(replace(job, turns=(turn,))), tick=self.tick, stop_asked=stop_asked)
+            if end.end is End.OUT_OF_TIME:
+                done |= done_units(self.run)
+                for point_id in turn.point_ids:
+                    reason = f"not reached within the {budget.seconds:g} s of the soak; give it more, soak.seconds=N"
+                    self._give_up(job.points[point_id], Status.SKIPPED, reason, done)
+            elif end.end is not End.DONE:
+                return end
+        return JobEnd(end=End.DONE)
+
+    def _budget(self, done: set[tuple[str, int]]) -> TimeBudget | None:
+        """The time of a soak. It begins once its backends are built."""
+        if self.plan.soak is None:
+            return None
+        tried = [point for job in self.plan.jobs for point in job.points]
+        launches = range(self.plan.timing.launches)
+        left = [p.ep_size for p in tried for launch in launches if (p.point_id, launch) not in done]
+        return TimeBudget(self.plan.soak.seconds, left)
 
     def _job(self, planned: PlannedJob, done: set[tuple[str, int]], results: list[UnitResult]) -> Job:
         sharing = "" if planned.sharing is Sharing.NONE else f"_{planned.sharing}"
@@ -103,12 +134,13 @@ class Session:
                 planned.points,
                 self.plan.timing.launches,
                 done=done,
-                floor=not _measured(read_floor(self.run), name),
+                floor=self.plan.soak is None and not _measured(read_floor(self.run), name),
             ),
             failed=_failed(results),
             attempts=attempts(ProgressReader(self.run.path).read()),
             fail_fast=self.fail_fast,
-            measure=self.measure,
+            profile=self.profile,
+            measure=self.measure if self.plan.soak is None else SOAK,
             floor=self.floor,
         )
 

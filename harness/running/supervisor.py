@@ -8,6 +8,7 @@ agree on who failed first and on what comes next; nobody waits for a worker that
 """
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -26,8 +27,8 @@ from epcross.harness.running.rendezvous import Abort, Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.schedule import not_again
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
-from epcross.harness.running.watch import CANCELLED, FAIL_FAST, Aborted, Ended, Said, Stopped, Watch
-from epcross.harness.terms import Stage, Status
+from epcross.harness.running.watch import CANCELLED, FAIL_FAST, OUT_OF_TIME, Aborted, Ended, Said, Stopped, Watch
+from epcross.harness.terms import Flag, Stage, Status
 
 MEET_MARGIN_S = 30.0  # supervisors of a unit finish within its limits and this
 RENDEZVOUS_LIMIT_S = 60.0
@@ -36,7 +37,8 @@ SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
 LEAVE_S = 3.0
 STARTS_IN_A_ROW = 2  # failed starts after which a turn is given up
 
-EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_CANCELLED = 0, 1, 3, 4, 130
+EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_CANCELLED = 0, 1, 3, 4, 5, 130
+_EXITS = {CANCELLED: EXIT_CANCELLED, FAIL_FAST: EXIT_FAIL_FAST, OUT_OF_TIME: EXIT_OUT_OF_TIME, "error": EXIT_ERROR}
 
 
 class Supervisor:
@@ -45,6 +47,8 @@ class Supervisor:
     def __init__(self, job: Job, rank: int, address: Address, recorder: Recorder | None) -> None:
         self.job, self.rank, self.recorder = job, rank, recorder
         self.place: RankPlace = place(rank, job.ep_size)
+        if job.profile:
+            self.place = replace(self.place, flags=(*self.place.flags, Flag.PROFILED))
         self.watch = Watch(address, rank)
         self.failed = dict(job.failed)
         self.unavailable: dict[str, Verdict] = {}
@@ -54,7 +58,7 @@ class Supervisor:
         self._generation = 0
         self._result: Any = None
         self._meetings = 0
-        self._never_ready = False  # whether some rank's worker failed before it was ready, in the last unit
+        self._never_ready = False  # whether the rank to blame for the last unit failed before it was ready
 
     def run(self) -> None:
         """All turns. Raises `Stopped`, or a `StoreError` of rank 0."""
@@ -81,6 +85,7 @@ class Supervisor:
                 if given_up.status is not Status.UNAVAILABLE:
                     self.failed[point_id] = not_again(turn.launch, given_up.rank, given_up.stage, given_up.reason)
                 continue
+            self._check_time()
             verdict = self._run_unit(turn, point_id)
             if verdict is not None and verdict.status in (Status.ERROR, Status.TIMEOUT):
                 # every supervisor comes to the same verdict, so all skip the point in later launches
@@ -98,6 +103,12 @@ class Supervisor:
                 failed_starts = 0
         self._leave()
 
+    def _check_time(self) -> None:
+        """End the job before a unit for which there is no time. Rank 0 decides, so that all stop at the same one."""
+        stop_at_s = self.job.stop_at_s
+        if self.recorder and stop_at_s is not None and time.monotonic() >= stop_at_s:
+            raise self.watch.stop_all(OUT_OF_TIME, "its time is over")
+
     def _run_unit(self, turn: Turn, point_id: str) -> Verdict | None:
         begin, started_at = time.monotonic(), datetime.now(UTC)
         if self.recorder:
@@ -106,8 +117,9 @@ class Supervisor:
         outcome, was_ready = self._attempt(turn, point_id)
         answers = self._meet(bytes([was_ready]) + outcome.encode())
         outcomes = [Outcome.decode(answer[1:]) for answer in answers]
-        self._never_ready = not all(answer[0] for answer in answers)
         verdict = judge(outcomes)
+        # a rank that was still starting when another failed in the unit is no failed start
+        self._never_ready = verdict is not None and not answers[verdict.rank][0]
         if any(o.ending not in (Ending.OK, Ending.UNSUPPORTED) for o in outcomes):
             self._discard()
         self._record(turn, point_id, verdict, started_at, time.monotonic() - begin)
@@ -198,6 +210,10 @@ class Supervisor:
         # fixed width, so that no name begins with another; letters and digits alone survive every naming rule
         self._shared_name = f"{self.watch.address.token[:12]}g{self._generation:05d}"
         config = self.job.backends.get(turn.backend)
+        floor = turn.kind is TurnKind.FLOOR
+        name = "floor" if floor else f"{turn.backend}.launch{turn.launch}"
+        log = Path(self.job.run_dir) / "logs" / f"{self.job.name}.{name}.rank{self.rank}.log"
+        wrapper = [] if floor else self._wrapper(log)
         hello = {
             "address": asdict(self.watch.address),
             "backend": None if config is None else config.to_json(),
@@ -208,19 +224,27 @@ class Supervisor:
             "scope": self._scope,
             "shared_name": self._shared_name,
             "size": self.job.ep_size,
-            "supervisor": os.getpid(),
+            "supervisor": 0 if wrapper else os.getpid(),
             "timing": asdict(self.job.timing),
-            "work": self.job.floor if turn.kind is TurnKind.FLOOR else self.job.measure,
+            "work": self.job.floor if floor else self.job.measure,
         }
-        name = "floor" if turn.kind is TurnKind.FLOOR else f"{turn.backend}.launch{turn.launch}"
         self._child = Child(
             hello,
             python=config.python if config else None,
             env=config.env if config else {},
-            log=Path(self.job.run_dir) / "logs" / f"{self.job.name}.{name}.rank{self.rank}.log",
+            log=log,
             imports=import_folder(self.job.folder) if config and config.python else None,
+            wrapper=wrapper,
         )
         self.watch.attach(self._child, self._scope)
+
+    def _wrapper(self, log: Path) -> list[str]:
+        """The words that this rank's worker is started under."""
+        filled = {"{rank}": str(self.rank), "{log}": str(log.with_suffix(".profile"))}
+        words = shlex.split(self.job.profile)
+        for mark, text in filled.items():
+            words = [word.replace(mark, text) for word in words]
+        return words
 
     def _discard(self) -> None:
         """Kill the worker, if there is one, and what it left in shared memory."""
@@ -278,7 +302,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{stopped}\n")
         if recorder:
             recorder.stopped(stopped.kind, str(stopped))
-        return {CANCELLED: EXIT_CANCELLED, FAIL_FAST: EXIT_FAIL_FAST, "error": EXIT_ERROR}.get(stopped.kind, EXIT_LOST)
+        return _EXITS.get(stopped.kind, EXIT_LOST)
     except EpcrossError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_ERROR

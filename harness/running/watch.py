@@ -16,7 +16,7 @@ from epcross.harness.running.rendezvous import REPLY_GRACE_S, Abort, Address, Sc
 CONTROL = "control"
 """The scope in which supervisors meet; aborting it ends the job."""
 
-CANCELLED, FAIL_FAST = "cancelled", "fail_fast"
+CANCELLED, FAIL_FAST, OUT_OF_TIME = "cancelled", "fail_fast", "out_of_time"
 """Kinds of an abort of `CONTROL` that are no error."""
 
 
@@ -163,7 +163,11 @@ class Watch:
     def _stopped(self, error: GroupError) -> Stopped:
         if isinstance(error, ScopeAborted):
             rank = error.abort.rank
-            lost = "" if rank is None or error.abort.kind in (CANCELLED, FAIL_FAST) else f"supervisor of rank {rank}: "
+            lost = (
+                ""
+                if rank is None or error.abort.kind in (CANCELLED, FAIL_FAST, OUT_OF_TIME)
+                else f"supervisor of rank {rank}: "
+            )
             return Stopped(error.abort.kind, lost + error.abort.reason)
         return Stopped("lost", f"the supervisor of rank 0 is lost: {error}")
 

@@ -187,6 +187,11 @@ def check_record(record: Record) -> list[str]:
     return problems + (_latency_problems(record) if record.status in set(Status) else [])
 
 
+def readable_problems(record: Record) -> list[str]:
+    """What keeps a stored record, of this schema version or an older one, from being used."""
+    return _type_problems(record) or _closed_list_problems(record)
+
+
 def _type_problems(record: Record) -> list[str]:
     problems = []
     for name, allowed in _TYPES.items():

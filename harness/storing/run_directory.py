@@ -164,7 +164,12 @@ def read_floor(run: RunDirectory) -> dict[str, Any] | None:
     Raises:
         StoreError: the file is damaged.
     """
-    return _read_part(run.path, "floor") if (run.path / "floor.json").exists() else None
+    if not (run.path / "floor.json").exists():
+        return None
+    floor = _read_part(run.path, "floor")
+    if wrong := [name for name, entry in floor.items() if not isinstance(entry, dict)]:
+        raise StoreError(f"{run.path / 'floor.json'} holds no numbers for {', '.join(wrong)}; restore it from a copy")
+    return floor
 
 
 def claim(path: Path) -> None:

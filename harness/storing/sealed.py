@@ -47,7 +47,10 @@ def unseal(raw: bytes) -> Any:
     body = raw[_HEAD_LENGTH : -len(_TAIL)]
     if raw != _sealed(body):
         raise DamagedFile(f"cut or changed: {len(raw)} bytes whose checksum does not hold")
-    return json.loads(body)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"its checksum holds, but it is no JSON: {error}") from error
 
 
 def read_sealed(path: Path) -> Any:

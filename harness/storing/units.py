@@ -15,7 +15,7 @@ from typing import Any
 from epcross.harness.errors import StoreError
 from epcross.harness.point import Point, Timing
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, Samples, UnitResult
-from epcross.harness.storing.rows import check_record
+from epcross.harness.storing.rows import check_record, readable_problems
 from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.storing.sealed import TEMPORARY_SUFFIX, DamagedFile, read_sealed, seal, unseal, write_whole
 from epcross.harness.terms import REGIME_PHASES
@@ -204,11 +204,25 @@ def _read_unit(path: Path) -> UnitResult:
                 for samples in content["samples"]
             ),
         )
-    except (KeyError, TypeError) as error:
+        problems = _reading_problems(result)
+    except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"is not the content of a unit ({error!r})") from error
+    if problems:
+        raise DamagedFile(f"is not the content of a unit: {'; '.join(problems[:5])}")
     if (result.point_id, str(result.launch)) != (name["point_id"], name["launch"]):
         raise DamagedFile(f"holds unit {result.point_id}.{result.launch}, not the one of its name")
     return result
+
+
+def _reading_problems(result: UnitResult) -> list[str]:
+    """What would break those who use a unit that was read: values of a wrong type, words that are in no list."""
+    problems = [f"{name} is {value!r}" for name, value in (("launch", result.launch),) if type(value) is not int]
+    for record in result.records:
+        problems += readable_problems(record)
+    for samples in result.samples:
+        if not all(set(map(type, rank)) <= {int, float} for rank in samples.values_us):
+            problems.append(f"samples of {samples.phase} repeat {samples.repeat} are no numbers")
+    return problems
 
 
 def _unit_problems(result: UnitResult) -> list[str]:

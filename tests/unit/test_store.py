@@ -115,8 +115,8 @@ def test_a_missing_plan_is_named(run: RunDirectory):
 
 def test_the_floor_is_kept(run: RunDirectory):
     assert read_floor(run) is None
-    write_floor(run, {"empty_pair_us": 0.5})
-    assert read_floor(run) == {"empty_pair_us": 0.5}
+    write_floor(run, {"cpu_ep2": {"empty_pair_us": 0.5}})
+    assert read_floor(run) == {"cpu_ep2": {"empty_pair_us": 0.5}}
 
 
 CLAIMER = """
