@@ -95,8 +95,8 @@ def describe_setting(row: Record) -> str:
     params = "" if row.routing_params == "{}" else f" {row.routing_params}"
     return (
         f"{row.model}: {row.num_experts} experts in {row.num_slots} slots, top {row.top_k}, hidden {row.hidden}; "
-        f"{row.routing}{params} routing, {row.placement} placement; {row.dispatch_format} out, {row.combine_format} back; "
-        f"domain {domain}"
+        f"{row.routing}{params} routing, {row.placement} placement; {row.dispatch_format} out, "
+        f"{row.combine_format} back; domain {domain}"
     )
 
 
@@ -122,7 +122,7 @@ def by_panel(found: Sequence[Cell], *, by_run: bool) -> dict[tuple[Any, ...], li
 
 
 def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
-    """What sets each (run_id, point_id) apart from other points of its backend that would share its place in a figure."""
+    """What sets each (run_id, point_id) apart from points of its backend that would share its place in a figure."""
     points = {(row.run_id, row.point_id): row for row in records}
     options: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row in points.values():

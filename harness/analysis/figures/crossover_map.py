@@ -80,7 +80,7 @@ def draw(scene: Scene) -> Figure | Omitted:
             ax.plot(x, y + 0.17, marker=style.marker, color=ink, markersize=4.5, linestyle="")
             words = f"{winner.lead:+.0%}" if winner.clear else f"({winner.lead:+.0%})"
             ax.text(x, y - 0.2, words, ha="center", va="center", fontsize=7, color=ink)
-            sign = Line2D([], [], marker=style.marker, color=text_color(style.color), markersize=4.5, linestyle="")
+            sign = Line2D([], [], marker=style.marker, color=text_color(style.color), markersize=3.5, linestyle="")
             canvas.explain(style.name, (Patch(facecolor=style.color), sign))
             line = entry(
                 scene, name, winner.cell, second=winner.second.series.name, lead=winner.lead, clear=winner.clear

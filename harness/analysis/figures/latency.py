@@ -10,7 +10,6 @@ from epcross.harness.analysis.captions import provenance
 from epcross.harness.analysis.cells import Cell, by_panel
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, microsecond_axis, token_axis
 from epcross.harness.analysis.figures.scene import Scene, by_series, entry, shown_rows
-from epcross.harness.analysis.fit import VIEW, fit
 from epcross.harness.analysis.style import FLOOR_COLOR
 from epcross.harness.storing.rows import join_words
 
@@ -91,6 +90,8 @@ def _draw(
     canvas.y_label("round trip (us)")
     words = [*caption]
     if has_fit:
+        from epcross.harness.analysis.fit import VIEW
+
         canvas.explain("fit: fixed + bytes / bandwidth", Line2D([], [], color="#555555", linewidth=0.7))
         words.insert(1, f"thin lines: fixed cost + {VIEW} / bandwidth, fitted to the medians by relative error")
     if floor_line is not None:
@@ -104,6 +105,8 @@ def _draw(
 
 def _draw_fits(scene: Scene, canvas: Canvas, panel: str, points: Sequence[Cell]) -> bool:
     """Draw the fitted model of one series through the bytes of its points; whether there was one."""
+    from epcross.harness.analysis.fit import fit
+
     fits = fit(scene.rows(points))
     done = False
     for fixed_us, bandwidth_gbps in zip(fits["fixed_us"], fits["bandwidth_gbps"], strict=True):

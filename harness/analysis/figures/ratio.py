@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epcross.harness.analysis import resample
 from epcross.harness.analysis.cells import MARGIN, Cell, by_panel, trials
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, token_axis
 from epcross.harness.analysis.figures.scene import Scene, by_series, entry, shown_rows
@@ -79,6 +78,8 @@ class Ratio:
 
 def ratio(cell: Cell, peer: Cell) -> Ratio:
     """Cell over peer, both with numbers; launches and seeds that they share are drawn together (see `resample`)."""
+    from epcross.harness.analysis import resample
+
     both = [trials(cell.shown), trials(peer.shown)]
     base = resample.support(both)
     own, other = (one.medians_us() for one in both)
