@@ -1,13 +1,14 @@
 """The figure of a committed run, as an SVG whose bytes depend on its rows alone."""
 
 import io
+from typing import Any
 
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.measuring.stats import median
 from epcross.harness.terms import Regime
 
 _MARKERS = "osD^vP"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.hashsalt": "epcross",  # else ids are random
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
