@@ -49,7 +49,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow bench lint format torch lock clean
+.PHONY: help quickstart setup kernels test test-slow bench evidence lint format torch lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ test-slow: $(TOOLS) ## the tests left out of `make test` for their length
 
 bench: setup kernels ## judge the speed of the CPU kernels against each other, gloo and the floor (RUN=... an earlier run)
 	@$(BIN)/python tests/benchmark/speed.py $(RUN)
+
+evidence: setup ## make every figure and number of the documents anew from results/measured (RUN=... commits a run first)
+	@$(BIN)/python -m epcross.harness.analysis.evidence $(RUN)
 
 lint: $(TOOLS) ## ruff and pyright
 	@$(BIN)/ruff check

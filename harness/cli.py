@@ -15,7 +15,11 @@ VERBS = {
     "run": "epcross.harness.commands.run:command",
     "status": "epcross.harness.commands.status:command",
     "cancel": "epcross.harness.commands.cancel:command",
+    "report": "epcross.harness.commands.report:command",
+    "compare": "epcross.harness.commands.compare:command",
     "backends": "epcross.harness.commands.backends:command",
+    "check": "epcross.harness.commands.check:command",
+    "point": "epcross.harness.commands.point:command",
 }
 """Verb -> module:command, in the order of the help text."""
 

@@ -84,6 +84,7 @@ class Flag(StrEnum):
     KNOWN_ISSUE = "known_issue"
     WARM_L2 = "warm_l2"
     LATE_START = "late_start"  # a rank missed the common start of an entry iteration
+    PROFILED = "profiled"  # taken under a profiler or another wrapper, which costs time
     RETRIED = "retried"  # the point was measured after an earlier attempt was interrupted
 
 

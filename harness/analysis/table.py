@@ -11,10 +11,11 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from epcross.harness.measuring.stats import MIN_LAUNCHES, median
+from epcross.harness.analysis.captions import provenance
+from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import join_words
-from epcross.harness.terms import Domain, Flag, Phase, Sharing, Status
+from epcross.harness.terms import Flag, Phase, Sharing, Status
 
 WIDTH = 100
 """Columns of a terminal that every table fits."""
@@ -115,7 +116,8 @@ def _group_parts(rows: Sequence[Record]) -> list[Any]:
         parts += [Text(line, style="dim") for line in footnotes.lines()]
     if everywhere:
         parts.append(Text(f"* every row is flagged {join_words(everywhere)}: no headline", style="dim"))
-    parts += [Text(line) for line in _caption(rows)]
+    repeats, *rest = provenance(rows)
+    parts += [Text(line) for line in (f"median [lowest..highest] over {repeats}", *rest)]
     parts.append(Text(""))
     return parts
 
@@ -214,31 +216,3 @@ def _flags_everywhere(rows: Sequence[Record]) -> frozenset[str]:
     """Flags that every ok row has, such as oversubscribed: said once instead of in each cell."""
     flags = [_shown_flags(row) for row in rows if row.status == Status.OK]
     return frozenset.intersection(*flags) if flags else frozenset()
-
-
-def _caption(rows: Sequence[Record]) -> list[str]:
-    launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    estimators = sorted({row.estimator for row in rows if row.estimator})
-    lines = [
-        f"median [lowest..highest] over n = {launches * seeds * chains} repeats "
-        f"({launches} launches x {seeds} seeds x {chains} chains)",
-        f"each repeat: {'; '.join(estimators) or 'no time was taken'}",
-    ]
-    if launches < MIN_LAUNCHES:
-        lines.append(f"within_launch: fewer than {MIN_LAUNCHES} launches, so the variance between launches is not seen")
-    lines += _boundaries(rows)
-    domains = ", ".join(sorted({row.domain for row in rows}))
-    lines.append(f"domain {domains}; run {', '.join(sorted({row.run_id for row in rows}))}")
-    if rows[0].domain == Domain.CPU:
-        lines[-1] += "; processes over shared memory, not comparable with GPU numbers"
-    return lines
-
-
-def _boundaries(rows: Sequence[Record]) -> list[str]:
-    """What lies inside the window: what all backends share, then what each has besides."""
-    words = {row.backend: frozenset(row.boundary.split()) for row in rows if row.boundary is not None}
-    if not words:
-        return []
-    common = frozenset.intersection(*words.values())
-    besides = [f"{name} also {join_words(own - common)}" for name, own in sorted(words.items()) if own - common]
-    return ["; ".join([f"inside the window: {join_words(common) or 'nothing in common'}", *besides])]

@@ -49,7 +49,7 @@ def command(
         raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
     session = sessions.resume(resume) if resume else sessions.start(build(overrides, config_dirs))
     session.fail_fast = fail_fast
-    session.stop_asked = _Stop().asked
+    session.stop_asked = StopSignal().asked
     reader = ProgressReader(session.run.path)
     reader.skip_to_end()
     errors = Console(stderr=True, highlight=False)
@@ -122,7 +122,7 @@ def _floor_line(name: str, entry: dict[str, Any]) -> str:
     return f"floor of {name}: {', '.join(numbers)}"
 
 
-class _Stop:
+class StopSignal:
     """Turns the first signal into a request to end in good order; a second one interrupts at once."""
 
     def __init__(self) -> None:
@@ -131,6 +131,7 @@ class _Stop:
             signal.signal(number, self._note)
 
     def asked(self) -> str | None:
+        """Why to end; None to go on."""
         return self._reason
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from epcross.harness.planning.typed import Mismatch, convert
 from epcross.harness.point import Point, Timing
 from epcross.harness.terms import Domain, Sharing, Status
 
-__all__ = ["Impossible", "Job", "Plan", "build", "point_problems"]
+__all__ = ["Impossible", "Job", "Plan", "alone", "build", "point_problems"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +184,28 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         backends=backends,
         config=_resolved(config),
         soak=soak,
+    )
+
+
+def alone(plan: Plan, point: Point, *, timing: Timing, output_dir: Path, note: str) -> Plan:
+    """A plan of one point of `plan`, with its own backend's configuration; `note` says what for, and is kept.
+
+    Raises:
+        ConfigError: the backend cannot be loaded, as when its folder has gone.
+    """
+    backends = {point.backend: plan.backends[point.backend]}
+    impossible = _impossible([point], backends)
+    return replace(
+        plan,
+        sweep="point",
+        description=note,
+        points=(point,),
+        impossible=tuple(impossible.values()),
+        jobs=_jobs([point], impossible, plan.cluster.name),
+        timing=timing,
+        output_dir=output_dir.absolute(),
+        backends=backends,
+        config={**plan.config, "note": note},
     )
 
 

@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from epcross.harness.running.processes import kill_group, reap_group
 
+WORKER = "epcross.harness.running.worker"
 QUOTED_LINES = 4
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -35,10 +36,18 @@ class Child:
         env: added to the environment.
         log: file that its output is appended to.
         imports: folder to import epcross from; None if the interpreter finds it by itself.
+        wrapper: command, such as a profiler, that starts the interpreter as its child or in its place.
     """
 
     def __init__(
-        self, hello: Mapping[str, Any], *, python: str | None, env: Mapping[str, str], log: Path, imports: Path | None
+        self,
+        hello: Mapping[str, Any],
+        *,
+        python: str | None,
+        env: Mapping[str, str],
+        log: Path,
+        imports: Path | None,
+        wrapper: Sequence[str] = (),
     ) -> None:
         self.log = log
         self._pending = b""
@@ -47,7 +56,7 @@ class Child:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
                 # -P: a file in the current folder must not shadow a library
-                [python or sys.executable, "-P", "-m", "epcross.harness.running.worker", str(theirs.fileno())],
+                [*wrapper, python or sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

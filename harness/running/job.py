@@ -49,6 +49,7 @@ class Job:
     failed: Mapping[str, str] = field(default_factory=dict)  # point_id -> why it is not tried again
     attempts: Mapping[str, int] = field(default_factory=dict)  # "point_id.launch" -> starts before
     fail_fast: bool = False
+    profile: str = ""  # command that workers of a backend are started under; {rank} and {log} are filled in
     start_limit_s: float = 90.0  # for a worker to import its backend and join
     stop_at_s: float | None = None  # no unit begins after this moment of the host's monotonic clock
     measure: str = MEASURE  # module:function

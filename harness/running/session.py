@@ -37,6 +37,7 @@ class Session:
     plan: Plan
     context: RunContext
     fail_fast: bool = False
+    profile: str = ""
     measure: str = MEASURE
     floor: str = FLOOR
     stop_asked: Callable[[], str | None] = lambda: None
@@ -138,6 +139,7 @@ class Session:
             failed=_failed(results),
             attempts=attempts(ProgressReader(self.run.path).read()),
             fail_fast=self.fail_fast,
+            profile=self.profile,
             measure=self.measure if self.plan.soak is None else SOAK,
             floor=self.floor,
         )

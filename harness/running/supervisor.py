@@ -8,6 +8,7 @@ agree on who failed first and on what comes next; nobody waits for a worker that
 """
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -27,7 +28,7 @@ from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.schedule import not_again
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
 from epcross.harness.running.watch import CANCELLED, FAIL_FAST, OUT_OF_TIME, Aborted, Ended, Said, Stopped, Watch
-from epcross.harness.terms import Stage, Status
+from epcross.harness.terms import Flag, Stage, Status
 
 MEET_MARGIN_S = 30.0  # supervisors of a unit finish within its limits and this
 RENDEZVOUS_LIMIT_S = 60.0
@@ -46,6 +47,8 @@ class Supervisor:
     def __init__(self, job: Job, rank: int, address: Address, recorder: Recorder | None) -> None:
         self.job, self.rank, self.recorder = job, rank, recorder
         self.place: RankPlace = place(rank, job.ep_size)
+        if job.profile:
+            self.place = replace(self.place, flags=(*self.place.flags, Flag.PROFILED))
         self.watch = Watch(address, rank)
         self.failed = dict(job.failed)
         self.unavailable: dict[str, Verdict] = {}
@@ -210,6 +213,10 @@ class Supervisor:
         # fixed width, so that no name begins with another; letters and digits alone survive every naming rule
         self._shared_name = f"{self.watch.address.token[:12]}g{self._generation:05d}"
         config = self.job.backends.get(turn.backend)
+        floor = turn.kind is TurnKind.FLOOR
+        name = "floor" if floor else f"{turn.backend}.launch{turn.launch}"
+        log = Path(self.job.run_dir) / "logs" / f"{self.job.name}.{name}.rank{self.rank}.log"
+        wrapper = [] if floor else self._wrapper(log)
         hello = {
             "address": asdict(self.watch.address),
             "backend": None if config is None else config.to_json(),
@@ -220,19 +227,27 @@ class Supervisor:
             "scope": self._scope,
             "shared_name": self._shared_name,
             "size": self.job.ep_size,
-            "supervisor": os.getpid(),
+            "supervisor": 0 if wrapper else os.getpid(),
             "timing": asdict(self.job.timing),
-            "work": self.job.floor if turn.kind is TurnKind.FLOOR else self.job.measure,
+            "work": self.job.floor if floor else self.job.measure,
         }
-        name = "floor" if turn.kind is TurnKind.FLOOR else f"{turn.backend}.launch{turn.launch}"
         self._child = Child(
             hello,
             python=config.python if config else None,
             env=config.env if config else {},
-            log=Path(self.job.run_dir) / "logs" / f"{self.job.name}.{name}.rank{self.rank}.log",
+            log=log,
             imports=import_folder(self.job.folder) if config and config.python else None,
+            wrapper=wrapper,
         )
         self.watch.attach(self._child, self._scope)
+
+    def _wrapper(self, log: Path) -> list[str]:
+        """The words that this rank's worker is started under."""
+        filled = {"{rank}": str(self.rank), "{log}": str(log.with_suffix(".profile"))}
+        words = shlex.split(self.job.profile)
+        for mark, text in filled.items():
+            words = [word.replace(mark, text) for word in words]
+        return words
 
     def _discard(self) -> None:
         """Kill the worker, if there is one, and what it left in shared memory."""

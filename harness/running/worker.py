@@ -2,7 +2,7 @@
 
 Started as `python -m epcross.harness.running.worker FD`, where FD is a socket of JSON lines:
 
-    supervisor -> worker   {hello: who you are}, then {unit: ...} | {floor: true}, ...; end of file: leave
+    supervisor -> worker   {hello: who you are}, then {unit: ...} | {floor: true} | {case: ...}, ...; end of file: leave
     worker -> supervisor   {ready: flags}; per request any number of {stage: ...}, then {done: result}
                            or {failed: ending, reason: ...} after which it waits to be killed
 
@@ -32,7 +32,8 @@ def main() -> None:
     channel.set_inheritable(False)  # a compiler started here must not keep the supervisor waiting
     lines = _lines(channel)
     hello = next(lines)
-    die_with_parent(hello["supervisor"], signal.SIGKILL)
+    # under a wrapper the parent is that wrapper, which the supervisor kills with us
+    die_with_parent(hello["supervisor"] or os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
     flags = _bind(hello["core"])
 
@@ -87,6 +88,9 @@ def _serve(
     for request in lines:
         if make_backend is None:
             send(done=work(group))
+            continue
+        if "case" in request:  # of the contract suite; see check_ranks.py
+            send(done=work(make_backend, request["case"], group, report_stage))
             continue
         report_stage(Stage.START)
         unit = Unit(point=Point.from_json(request["unit"]["point"]), launch=request["unit"]["launch"])

@@ -115,7 +115,7 @@ def read_rows_table(path: Path) -> pa.Table:
     Raises:
         StoreError: there are no rows, they are damaged or of a newer schema.
     """
-    if (path / "run.json").exists():
+    if _has_units(path):
         return rows_table(record for result in _whole_units(open_run(path)) for record in result.records)
     table = _read_parquet(path / ROWS_FILE if path.is_dir() else path)
     if "schema_version" not in table.column_names:
@@ -135,7 +135,7 @@ def read_samples_table(path: Path) -> pa.Table:
     Raises:
         StoreError: there are no samples or they are damaged.
     """
-    if (path / "run.json").exists():
+    if _has_units(path):
         run = open_run(path)
         return samples_table(run.run_id, _whole_units(run))
     return _with_schema(_read_parquet(path / SAMPLES_FILE if path.is_dir() else path), SAMPLES_SCHEMA, path)
@@ -158,6 +158,11 @@ def load_samples(paths: Path | Sequence[Path]) -> "pd.DataFrame":
 
 def _as_list(paths: Path | Sequence[Path]) -> Sequence[Path]:
     return [paths] if isinstance(paths, Path) else paths
+
+
+def _has_units(path: Path) -> bool:
+    """Whether `path` is a run directory as it was measured; one that was deposited has tables and no units."""
+    return (path / "run.json").exists() and ((path / "units").is_dir() or not (path / ROWS_FILE).exists())
 
 
 def _whole_units(run: RunDirectory) -> list[UnitResult]:

@@ -4,6 +4,8 @@
         if (why := refusal(make, case)) is None:
             problems = run_case(make, case, group)      # on every rank, collectively; empty = passed
 
+`epcross check` does this in processes; see `running/check_ranks.py`.
+
 A visit goes through the whole life of a backend: prepare once; then for each payload new inputs in place, verified
 rounds that change sets, a chain of unverified pairs as in timing whose last sums are checked, and another verified
 round; close twice. Outputs are poisoned before every round.
@@ -28,7 +30,11 @@ from epcross.harness.workload.tape import Payload
 
 SETS = 2
 _CHAIN_PAIRS = 5
+_SEED_STRIDE = 1000  # more than the seeds that one visit uses
 _ROUNDS = (0, 1, 0)  # sets of the verified rounds: each set once, then one again without new inputs
+
+WAITING = "waiting for the other ranks"
+"""What `report` is told instead of a call."""
 
 IdsOf = Callable[[Point, Slots, int], list[Int32]]
 """Slot ids of every rank [T, top_k] for a point and a set number."""
@@ -125,16 +131,28 @@ def refusal(make: Callable[[], Backend], case: Case) -> str | None:
     return backend.unavailable() or backend.unsupported(case.point)
 
 
-def run_case(make: Callable[[], Backend], case: Case, group: Group, timeout_s: float = 60) -> list[str]:
+def run_case(
+    make: Callable[[], Backend],
+    case: Case,
+    group: Group,
+    timeout_s: float = 60,
+    *,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda stage: None,
+) -> list[str]:
     """Visit one case on this rank; every rank of the group must. Problems as sentences, empty if it passed.
 
     A check that fails on one rank ends the visit on all of them and is in every rank's list. An exception in a backend
     aborts the group. A peer that does not come back is reported after `timeout_s`; this rank's own hang is not.
+
+    Args:
+        seed: of routing, weights and rows; the same on every rank.
+        report: told the name of each call into the backend before it is made, and `WAITING` before each wait for peers.
     """
     problems: list[str] = []
     visit = None
     try:
-        visit = _Visit(make, case, group, timeout_s)
+        visit = _Visit(make, case, group, timeout_s, seed, report)
         visit.run()
     except _Broken as broken:
         problems += broken.problems
@@ -146,8 +164,17 @@ def run_case(make: Callable[[], Backend], case: Case, group: Group, timeout_s: f
 class _Visit:
     """One backend at one case on one rank."""
 
-    def __init__(self, make: Callable[[], Backend], case: Case, group: Group, timeout_s: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Backend],
+        case: Case,
+        group: Group,
+        timeout_s: float,
+        seed: int,
+        report: Callable[[str], None],
+    ) -> None:
         self.case, self.group, self.timeout_s = case, group, timeout_s
+        self.seed, self.report = seed, report
         self.point = case.point
         self.slots = lay_out(self.point.placement, self.point.model.num_experts, self.point.ep_size)
         self.backend = self.call("__init__", make)
@@ -187,6 +214,7 @@ class _Visit:
         self.agree(None)
 
     def batch(self, payload: Payload, seed: int, index: int) -> GroupBatch:
+        seed += self.seed * _SEED_STRIDE
         if self.case.ids is None:
             return group_batch(self.point, seed=seed, set_index=index, payload=payload)
         ids = self.case.ids(self.point, self.slots, seed * SETS + index)
@@ -234,6 +262,7 @@ class _Visit:
 
     def call(self, stage: str, action: Callable[[], T]) -> T:
         """The action's result; an exception of it ends the visit on every rank."""
+        self.report(stage)
         try:
             return action()
         except GroupError as error:
@@ -244,6 +273,7 @@ class _Visit:
     def agree(self, found: Mismatch | None, where: str = "") -> None:
         """Return if no rank found anything; also a barrier."""
         mine = "" if found is None else f"{self.case.name}: {where}: {found}"
+        self.report(WAITING)
         try:
             everyone = self.group.all_gather(json.dumps(mine).encode(), self.timeout_s)
         except GroupError as error:
@@ -263,6 +293,7 @@ class _Visit:
     def close(self, *, failed: bool) -> list[str]:
         """Close twice. After a failure a lost group is no further problem."""
         for time in ("first", "second"):
+            self.report("close")
             try:
                 self.backend.close()
             except GroupError as error:

@@ -73,9 +73,9 @@ def check_complete(path: Path) -> None:
 def test_a_run_from_plan_to_table(epcross: Epcross) -> None:
     code, out, err = epcross("run", *SMALL, "--json", limit_s=240)  # the first run on a machine compiles
     assert code == 0, err
-    *text, last = out.splitlines()
-    summary = json.loads(last)
+    summary = json.loads(out)  # the document is all of stdout; the table goes beside it
     path = Path(summary.pop("path"))
+    text = err.splitlines()
     assert text[-1] == str(path)
     assert path.is_relative_to(epcross.folder / "results" / "runs")
     units = len(Plan.from_json(open_run(path).plan).points)
@@ -101,7 +101,7 @@ def test_a_run_from_plan_to_table(epcross: Epcross) -> None:
     rows = len(read_units(open_run(path))[0])
     code, out, _ = epcross("run", "--resume", str(path), "--json")
     assert code == 0
-    assert json.loads(out.splitlines()[-1])["statuses"] == {"ok": rows}
+    assert json.loads(out)["statuses"] == {"ok": rows}
     assert epcross("cancel", str(path))[:2] == (0, f"{path} is not running; nothing to cancel.\n")
 
 
@@ -115,9 +115,9 @@ def test_ctrl_c_keeps_what_is_stored_and_the_run_goes_on(epcross: Epcross) -> No
     assert time.monotonic() - begin < 5
     assert process.returncode == 130
     assert "Traceback" not in err
-    summary = json.loads(out.splitlines()[-1])
+    summary = json.loads(out)
     assert (summary["end"], summary["reason"]) == ("cancelled", "cancelled by SIGINT")
-    assert f"Go on with: epcross run --resume {path}" in out
+    assert f"Go on with: epcross run --resume {path}" in err
     assert left_overs(open_run(path)) == []
 
     before = {(unit.point_id, unit.launch): unit for unit in read_units(open_run(path))[0]}
@@ -150,7 +150,7 @@ def test_cancel_and_status_from_another_process(epcross: Epcross) -> None:
     begin = time.monotonic()
     code, out, _ = epcross("cancel", str(path))
     assert (code, out) == (0, f"{path} has ended. Go on with: epcross run --resume {path}\n")
-    out, err = process.communicate(timeout=20)
+    printed, err = process.communicate(timeout=20)
     assert time.monotonic() - begin < 5
     assert process.returncode == 130
     assert "Traceback" not in err
@@ -158,7 +158,7 @@ def test_cancel_and_status_from_another_process(epcross: Epcross) -> None:
     code, out, _ = epcross("status", str(path))
     assert out.startswith(f"{path.name}: interrupted\n")
     assert f"It ended early: cancelled by {path / 'cancel'}" in " ".join(out.split())
-    assert f"Go on with: epcross run --resume {path}" in out
+    assert f"Go on with: epcross run --resume {path}" in printed
 
 
 def test_bad_requests_are_told_apart(epcross: Epcross) -> None:

@@ -1,12 +1,18 @@
 """The documents against the product: links resolve, and every command in a `sh` block is one that exists."""
 
+import ast
 import re
+import shlex
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
+import epcross
 from epcross.harness.cli import cli
+from epcross.harness.terms import Flag
+from epcross.harness.verification.contract import cases
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {"build", "dist", "node_modules"}
@@ -18,6 +24,7 @@ DOCUMENTS = [
 ]
 MAKE_TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -29,7 +36,7 @@ def commands(text: str) -> list[str]:
 
 def problem(command: str) -> str | None:
     """Why a command cannot be what a reader types; None if target or verb, and every option, exist."""
-    program, *words = command.split()
+    program, *words = shlex.split(command)
     if program == "make":
         unknown = {word for word in words if "=" not in word} - MAKE_TARGETS
         return f"no such target: {sorted(unknown)}" if unknown else None
@@ -41,8 +48,14 @@ def problem(command: str) -> str | None:
     verb = cli.get_command(context, words[0])
     assert verb is not None
     known = {option for parameter in verb.params for option in parameter.opts}
-    unknown = {word for word in words[1:] if word.startswith("-")} - known
+    unknown = {word for word in words[1:] if word.startswith("-") and " " not in word} - known
     return f"no such option: {sorted(unknown)}" if unknown else None
+
+
+def in_tables(text: str) -> list[str]:
+    """Commands that stand in the cells of tables."""
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    return re.findall(r"`((?:make|\.venv/bin/epcross) [^`]*)`", rows)
 
 
 def anchors(path: Path) -> set[str]:
@@ -52,7 +65,8 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_the_documents_are_found() -> None:
-    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= {str(path.relative_to(ROOT)) for path in DOCUMENTS}
+    some = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARTIFACT.md", "docs/evidence.md", "results/README.md"}
+    assert some <= {str(path.relative_to(ROOT)) for path in DOCUMENTS}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -70,7 +84,19 @@ def test_relative_links_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_exist(path: Path) -> None:
-    assert {c: found for c in commands(path.read_text()) if (found := problem(c))} == {}
+    text = path.read_text()
+    assert {c: found for c in [*commands(text), *in_tables(text)] if (found := problem(c))} == {}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_of_code_are_code(path: Path) -> None:
+    for language, block in BLOCK.findall(path.read_text()):
+        if language == "python":
+            ast.parse(block)
+        elif language in ("yaml", "json"):
+            assert yaml.safe_load(block) is not None
+        else:
+            assert language in ("sh", "text", ""), f"blocks in {language} are not tested"
 
 
 def test_commands_that_do_not_exist_are_found() -> None:
@@ -78,6 +104,7 @@ def test_commands_that_do_not_exist_are_found() -> None:
     text = f"```sh\n{shell}\n```\n```text\nmake nothing\n```\n"
     wrong = [command for command in commands(text) if problem(command)]
     assert wrong == ["make quickstrat", "epcross frobnicate", "epcross plan --quick"]
+    assert in_tables("| a | `make b` then `.venv/bin/epcross c` |\n`make d`\n") == ["make b", ".venv/bin/epcross c"]
 
 
 def test_readme_and_ci_call_the_same_test_command() -> None:
@@ -90,3 +117,30 @@ def test_readme_and_ci_call_the_same_test_command() -> None:
 def test_the_quickstart_of_the_readme_names_every_backend() -> None:
     table = set(re.findall(r"^\| `(\w+)` \| `\w+` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert table == {path.stem for path in (ROOT / "conf" / "backend").glob("*.yaml")}
+
+
+def test_the_citation_is_valid_and_of_this_version() -> None:
+    """Required keys and types of the Citation File Format 1.2.0, https://citation-file-format.github.io."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation.keys() >= {"cff-version", "message", "title", "authors"}
+    assert citation.keys() <= {
+        *("cff-version", "message", "title", "authors", "type", "version", "license", "abstract", "keywords"),
+        *("date-released", "doi", "url", "repository-code"),
+    }
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert citation["version"] == epcross.__version__
+    assert citation["license"] == "Apache-2.0"
+    assert citation["authors"]
+    for author in citation["authors"]:
+        assert set(author) <= {"name"} or set(author) >= {"family-names", "given-names"}
+    assert all(isinstance(citation[key], str) for key in ("message", "title", "abstract"))
+
+
+def test_the_artifact_page_counts_the_cases_of_a_check() -> None:
+    (count,) = re.findall(r"`(\d+) passed`", (ROOT / "ARTIFACT.md").read_text())
+    assert int(count) == len(cases(2))
+
+
+def test_the_flag_of_the_debugging_page_exists() -> None:
+    assert f"`{Flag.PROFILED}`" in (ROOT / "docs" / "debugging.md").read_text()

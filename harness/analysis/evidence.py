@@ -1,0 +1,127 @@
+"""Figures and numbers of the documents, made from the rows that are committed under results/measured.
+
+    <!-- evidence: quickstart.table -->...<!-- /evidence -->
+
+What stands between two such marks is made here: the newest committed run of the sweep `quickstart`, and what
+`harness/analysis/evidence_text.py` says of it under the name `table`. Figures go to docs/figures. A test makes
+everything anew and fails where a document says something else.
+
+    python -m epcross.harness.analysis.evidence                make them anew, below the current folder
+    python -m epcross.harness.analysis.evidence RUN            commit a run first: its tables and documents, compact
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from epcross.harness.analysis.evidence_figure import round_trip_figure
+from epcross.harness.analysis.evidence_run import EvidenceRun, committed_runs, read_run
+from epcross.harness.analysis.evidence_text import TEXTS
+from epcross.harness.errors import EpcrossError, StoreError
+from epcross.harness.storing.sealed import write_whole
+from epcross.harness.storing.store import merge, open_run
+
+MEASURED = Path("results/measured")
+FIGURES = Path("docs/figures")
+NOTHING = "*No run of this sweep is committed yet.*"
+_MARKED = re.compile(r"(<!-- evidence: ([a-z_]+)\.([a-z_]+) -->)(.*?)(<!-- /evidence -->)", re.DOTALL)
+
+
+def documents(root: Path) -> list[Path]:
+    """The pages that may hold marks."""
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+
+
+def commit(root: Path, run: Path) -> Path:
+    """Put the compact form of `run` under results/measured; doing it twice changes nothing. Returns its folder.
+
+    Raises:
+        StoreError: `run` cannot be read or carries no number, or other rows stand there under its name.
+    """
+    read_run(run, open_run(run))  # refuses what no number can rest on
+    target = root / MEASURED / run.resolve().name
+    merge(target, [run])
+    return target
+
+
+def make(root: Path) -> dict[Path, bytes]:
+    """What every page with marks, and every figure, must hold.
+
+    Raises:
+        EpcrossError: a mark names nothing that can be made, or a committed run cannot be read.
+    """
+    runs = committed_runs(root / MEASURED)
+    made = {path: filled(path.read_text(), runs, _up(path.parent, root)).encode() for path in documents(root)}
+    made |= {root / FIGURES / f"{sweep}.svg": round_trip_figure(run) for sweep, run in runs.items()}
+    return made
+
+
+def stale(root: Path) -> list[Path]:
+    """Pages and figures that do not hold what they must."""
+    return [path for path, content in make(root).items() if not path.exists() or path.read_bytes() != content]
+
+
+def filled(page: str, runs: Mapping[str, EvidenceRun], up: str = "") -> str:
+    """`page` with everything between marks made anew.
+
+    Args:
+        runs: sweep -> its committed run.
+        up: the way from the page's folder to the root, such as "../".
+
+    Raises:
+        EpcrossError: a mark names an unknown text, or a mark is never closed.
+    """
+
+    def replacement(found: re.Match[str]) -> str:
+        begin, sweep, name, _, end = found.groups()
+        if name not in TEXTS:
+            raise EpcrossError(f"there is no evidence '{sweep}.{name}'; after the dot comes {', '.join(TEXTS)}")
+        text = TEXTS[name](runs[sweep]).replace("{root}", up) if sweep in runs else NOTHING
+        gap = "\n" if "\n" in text or text.startswith("!") else ""
+        return f"{begin}{gap}{text}{gap}{end}"
+
+    opened, closed = len(re.findall(r"<!-- evidence: [a-z]", page)), page.count("<!-- /evidence -->")
+    page, count = _MARKED.subn(replacement, page)
+    if not opened == closed == count:
+        raise EpcrossError(
+            f"{opened} evidence marks are opened, {closed} are closed, {count} are pairs; write "
+            "<!-- evidence: SWEEP.TEXT --> and then <!-- /evidence -->, in small letters"
+        )
+    return page
+
+
+def write(root: Path) -> list[Path]:
+    """Make everything anew; returns what changed."""
+    made = make(root)
+    changed = stale(root)
+    for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, made[path])
+    return changed
+
+
+def _up(folder: Path, root: Path) -> str:
+    way = os.path.relpath(root, folder)
+    return "" if way == "." else f"{way}/"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Commit the runs that are named, then make everything anew and say what changed."""
+    root = Path.cwd()
+    try:
+        if not (root / "README.md").exists():
+            raise StoreError(f"{root} is no clone of this repository: it has no README.md. Go to its root")
+        for run in arguments:
+            sys.stdout.write(f"{commit(root, Path(run)).relative_to(root)}\n")
+        changed = write(root)
+    except EpcrossError as error:
+        sys.stderr.write(f"epcross: {error}\n")
+        return 1
+    sys.stdout.write("".join(f"{path.relative_to(root)}\n" for path in changed) or "Nothing changed.\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

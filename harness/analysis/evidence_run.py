@@ -1,0 +1,91 @@
+"""A committed run as the documents use it: its rows, and the documents that lie with them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.errors import StoreError
+from epcross.harness.record import Record
+from epcross.harness.storing.parquet import read_rows_table
+from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
+from epcross.harness.terms import Flag, Phase, Regime, Status
+
+Key = tuple[str, int]
+"""(backend, tokens per rank)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceRun:
+    """One committed run. `size_bytes` is that of its folder."""
+
+    run: RunDirectory
+    rows: tuple[Record, ...]
+    floor: Mapping[str, Any]
+    size_bytes: int
+
+    @property
+    def backends(self) -> Mapping[str, Mapping[str, Any]]:
+        """Configuration of each backend as the run had it, in the order of its sweep: label, color, ..."""
+        return self.run.plan["backends"]
+
+    def ep_sizes(self) -> list[int]:
+        """EP sizes with rows that a headline may rest on."""
+        return sorted({row.ep_size for row in self.headline_rows()})
+
+    def headline_rows(self, regime: Regime | None = None, ep_size: int | None = None) -> list[Record]:
+        """Round trips that are ok and carry no flag but `within_launch`, which captions state."""
+        return [
+            row
+            for row in self.rows
+            if row.phase == Phase.ROUND_TRIP
+            and row.status == Status.OK
+            and set(row.flags.split()) <= {Flag.WITHIN_LAUNCH}
+            and regime in (None, row.regime)
+            and ep_size in (None, row.ep_size)
+        ]
+
+    def times_us(self, regime: Regime, ep_size: int) -> dict[Key, list[float]]:
+        """Round trips of every repeat by backend and tokens per rank, both in order."""
+        order = list(self.backends)
+        found: dict[Key, list[float]] = {}
+        rows = self.headline_rows(regime, ep_size)
+        for row in sorted(rows, key=lambda row: (order.index(row.backend), row.tokens_per_rank)):
+            assert row.latency_us is not None
+            found.setdefault((row.backend, row.tokens_per_rank), []).append(row.latency_us)
+        return found
+
+
+def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
+    """Sweep -> the newest run of it in `folder`, by run id.
+
+    Raises:
+        StoreError: a run cannot be read.
+    """
+    newest: dict[str, EvidenceRun] = {}
+    for path in _by_name(folder.glob("*/rows.parquet")):
+        for documents in _by_name(path.parent.glob("runs/*/run.json")):
+            run = open_run(documents.parent)
+            newest[run.sweep] = read_run(path.parent, run)
+    return newest
+
+
+def read_run(folder: Path, run: RunDirectory) -> EvidenceRun:
+    """The run whose documents are `run` and whose rows lie in `folder`: tables, or the run's own folder.
+
+    Raises:
+        StoreError: its rows cannot be read, or none of them can carry a number.
+    """
+    rows = [Record(**row) for row in read_rows_table(folder).to_pylist() if row["run_id"] == run.run_id]
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    found = EvidenceRun(run=run, rows=tuple(rows), floor=read_floor(run) or {}, size_bytes=size_bytes)
+    if not found.headline_rows():
+        raise StoreError(
+            f"{folder} has no round trip that is ok and without flags, so no number can rest on it; take a run on a "
+            "quiet machine with a core for each rank"
+        )
+    return found
+
+
+def _by_name(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.parent.name)

@@ -1,0 +1,118 @@
+"""What the documents say of a committed run, as Markdown. Every number comes from its rows, floor and environment."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from epcross.harness.analysis.evidence_run import EvidenceRun
+from epcross.harness.analysis.table import microseconds
+from epcross.harness.measuring.stats import MIN_LAUNCHES, median
+from epcross.harness.terms import Regime
+
+
+def figure(run: EvidenceRun) -> str:
+    """The figure and its caption. `{root}` stands for the way to the repository's root."""
+    sweep = run.run.sweep
+    return f"![Round trip against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
+
+
+def caption(run: EvidenceRun) -> str:
+    """What was estimated how, of how much, where: what a figure or table of `run` rests on."""
+    ep_size = run.ep_sizes()[0]
+    rows = run.headline_rows(ep_size=ep_size)
+    launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
+    count = f"{launches * seeds * chains} repeats (launches x seeds x chains: {launches} x {seeds} x {chains})"
+    if launches < MIN_LAUNCHES:
+        count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
+    estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
+    models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
+    formats = ", ".join(sorted({f"{row.dispatch_format} out, {row.combine_format} back" for row in rows}))
+    inside = " ".join(sorted(set.intersection(*(set((row.boundary or "").split()) for row in rows))))
+    domains = ", ".join(sorted({row.domain for row in rows}))
+    return (
+        f"Median and range of n = {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
+        f"{inside or 'nothing in common'}. Domain {domains}; EP {ep_size}; flagged rows left out; run "
+        f"{run.run.run_id} on {machine(run)}."
+    )
+
+
+def table(run: EvidenceRun) -> str:
+    """Medians of the steady round trip at the smallest EP size, one column for each backend."""
+    ep_size = run.ep_sizes()[0]
+    times = run.times_us(Regime.STEADY, ep_size)
+    backends = [name for name in run.backends if any(backend == name for backend, _ in times)]
+    heads = [f"{run.backends[name]['label']} (us)" for name in backends]
+    lines = [
+        f"| tokens per rank, EP {ep_size}, steady | {' | '.join(heads)} |",
+        f"| ---: | {' | '.join(['---:'] * len(heads))} |",
+    ]
+    for tokens in sorted({tokens for _, tokens in times}):
+        cells = [_cell(times.get((name, tokens), [])) for name in backends]
+        lines.append(f"| {tokens} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def machine(run: EvidenceRun) -> str:
+    """The processor, and the cores that the run could use."""
+    cpu = run.run.environment["cpu"]
+    return f"{cpu['model']} ({cpu['architecture']}, {len(cpu['cores_available'])} cores)"
+
+
+def floor(run: EvidenceRun) -> str:
+    """What the machine could do at best, at the smallest EP size."""
+    sizes = {entry["ep_size"]: entry for entry in run.floor.values() if "error" not in entry}
+    if not sizes:
+        return "no floor was measured"
+    entry = sizes[min(sizes)]
+    return (
+        f"at EP {entry['ep_size']} a flag crosses in {entry['flag_one_way_us']:.3g} us, every rank copies "
+        f"{entry['copy_gbps']:.3g} GB/s, and an empty pair costs {entry['empty_pair_us']:.3g} us"
+    )
+
+
+def rows(run: EvidenceRun) -> str:
+    """How many rows, by status."""
+    counts: dict[str, int] = {}
+    for row in run.rows:
+        counts[row.status] = counts.get(row.status, 0) + 1
+    return f"{len(run.rows)} rows: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+
+
+def wall(run: EvidenceRun) -> str:
+    """From the creation of the run to the end of its last unit."""
+    created = datetime.fromisoformat(run.run.created)
+    ends = [
+        (datetime.fromisoformat(row.started_at) - created).total_seconds() + (row.wall_s or 0.0)
+        for row in run.rows
+        if row.started_at
+    ]
+    return f"{max(ends):.0f} s" if ends else "unknown"
+
+
+def size(run: EvidenceRun) -> str:
+    """Of the committed folder."""
+    return f"{run.size_bytes / 1e6:.1f} MB"
+
+
+def run_id(run: EvidenceRun) -> str:
+    """The run, as a link to its folder."""
+    return f"[{run.run.run_id}]({{root}}results/measured/{run.run.run_id})"
+
+
+TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
+    "figure": figure,
+    "table": table,
+    "caption": caption,
+    "machine": machine,
+    "floor": floor,
+    "rows": rows,
+    "wall": wall,
+    "size": size,
+    "run": run_id,
+}
+"""The second part of a mark's name -> what it stands for."""
+
+
+def _cell(times_us: list[float]) -> str:
+    if not times_us:
+        return "-"
+    return f"{microseconds(median(times_us))} [{microseconds(min(times_us))}..{microseconds(max(times_us))}]"

@@ -1,0 +1,1 @@
+"""One file for each figure of a report, each with `draw`; what they share is in canvas.py."""

@@ -1,0 +1,290 @@
+"""Stored rows as one tidy frame: a line per row, typed, with explicit flags, bytes, bandwidths and the floor.
+
+    rows, note = frame.headline(frame.load("results/runs/<run_id>"))
+    rows.groupby([*frame.SERIES, "tokens_per_rank"], observed=True)["latency_us"].median()
+
+Bytes are counts of the whole group times the bytes of a row as it travels, padded (`padded_bytes` in dispatch,
+`combine_row_bytes` in combine; both in a round trip), without metadata and protocol:
+
+    selection_bytes   every (token, expert), own rank included: how per-expert (low-latency) libraries count
+    rank_bytes        one copy for each (token, destination rank), own rank included: the rows that land
+    wire_bytes        one copy for each (token, other rank): what must cross the interconnect
+
+`<view>_gbps` are those bytes over `latency_us`, in 10^9 bytes per second, for all ranks together, as `floor_copy_gbps`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from epcross.harness.errors import InputError
+from epcross.harness.storing import store
+from epcross.harness.storing.parquet import ROWS_SCHEMA
+from epcross.harness.terms import (
+    Domain,
+    Flag,
+    Phase,
+    PlacementKind,
+    Regime,
+    RoutingKind,
+    RowFormat,
+    Scope,
+    Sharing,
+    Stage,
+    Status,
+    WeightsBy,
+)
+
+SUBJECT = ("backend", "options", "backend_version", "tuned")
+"""Who was measured. Two series that differ in these alone may be set against each other."""
+
+CONDITIONS = (
+    "phase", "regime", "domain", "sharing", "scope", "machine", "measure_hash",
+    "model", "num_experts", "num_slots", "top_k", "hidden", "intermediate",
+    "ep_size", "token_spread", "capacity", "routing", "routing_params", "placement",
+    "dispatch_format", "combine_format",
+)  # fmt: skip
+"""Under which conditions. Two of them follow from columns that grow with the tokens:
+
+token_spread   `even`, or for uneven ranks the fewest tokens of a rank and the total, as `3 of 40`
+capacity       `as tokens` where `max_tokens_per_rank` is the nominal number, else that number as text
+"""
+
+SERIES = SUBJECT + CONDITIONS
+"""A series is the rows that agree in these columns: one curve over `tokens_per_rank`. No value in them is missing."""
+
+LAUNCH = ("run_id", "launch")
+"""What tells process groups apart: launches are numbered in each run anew."""
+
+NOT_REPORTED = "not reported"
+"""Stands in a text column where the stored row has nothing, so that grouping by it loses no row."""
+
+VIEWS: Mapping[str, str] = {
+    "selection_bytes": "selections_sum",
+    "rank_bytes": "pairs_sum",
+    "wire_bytes": "pairs_remote_sum",
+}
+"""Convention -> the column of counts it multiplies."""
+
+CLOSED_LISTS: Mapping[str, type[StrEnum]] = {
+    "phase": Phase,
+    "status": Status,
+    "failed_stage": Stage,
+    "weights_by": WeightsBy,
+    "domain": Domain,
+    "sharing": Sharing,
+    "scope": Scope,
+    "routing": RoutingKind,
+    "placement": PlacementKind,
+    "dispatch_format": RowFormat,
+    "combine_format": RowFormat,
+    "regime": Regime,
+}
+"""Columns that become ordered categories, in the order of their closed list."""
+
+_OPTIONAL_WORDS = (
+    "backend_version", "transport", "algorithm", "kernels", "boundary", "estimator", "ids_hash",
+)  # fmt: skip
+_PLAIN = {"Int64": "int64", "boolean": "bool"}  # what a column becomes that is never missing
+_ROW_KEY = ["run_id", "point_id", "phase", "repeat"]
+
+
+class Headline(NamedTuple):
+    """Rows that a headline may rest on, and what was left out."""
+
+    rows: pd.DataFrame
+    note: str  # a sentence for a caption; empty if nothing was left out
+    left_out: dict[str, int]  # status or flag -> rows; a row with two flags counts under both
+
+
+def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> pd.DataFrame:
+    """All rows of run directories, merged folders or parquet files, in the order given.
+
+    Every column of `Record` is there, and besides: `token_spread` and `capacity` (see `CONDITIONS`), `is_<flag>` for
+    every flag, `<view>` and `<view>_gbps` for every one of `VIEWS` (phases dispatch, combine and round_trip; NaN
+    elsewhere), and `floor_<name>` for every time and bandwidth of the floors of these runs at the row's domain and EP
+    size (NaN where there is none). Closed lists are ordered categories. A text that was not reported is
+    `NOT_REPORTED`; only numbers and `reason` can be missing.
+
+    Args:
+        domains: keep rows of these only. None: all; then comparing functions refuse what `require_one_domain` does.
+
+    Raises:
+        StoreError: a path holds no rows, or damaged ones.
+        InputError: no path, an unknown domain, or a row that is there twice with different values.
+    """
+    if not paths:
+        raise InputError("no runs given. Name one or more run directories, merged folders or rows.parquet files")
+    wanted = None if domains is None else _known_domains(domains)
+    frame = _without_copies(store.load_rows([Path(path) for path in paths]))
+    if wanted is not None:
+        frame = frame[frame["domain"].isin(wanted)].reset_index(drop=True)
+    for name in frame.columns:
+        frame[name] = _typed(frame[name])
+
+    tokens, total = frame["tokens_per_rank"], frame["tokens_total"]
+    even = frame["tokens_min"] * frame["ep_size"] == total
+    uneven = frame["tokens_min"].astype(str) + " of " + total.astype(str)
+    capacity = frame["max_tokens_per_rank"]
+    added: dict[str, pd.Series] = {
+        "token_spread": uneven.where(~even, "even"),
+        "capacity": capacity.astype(str).where(capacity != tokens, "as tokens"),
+    }
+    flags = frame["flags"].str.split(" ")
+    for flag in Flag:
+        added[f"is_{flag}"] = pd.Series([flag in own for own in flags], index=frame.index, dtype=bool)
+    dispatched = frame["phase"].isin([Phase.DISPATCH, Phase.ROUND_TRIP])
+    combined = frame["phase"].isin([Phase.COMBINE, Phase.ROUND_TRIP])
+    row_bytes = dispatched * frame["padded_bytes"] + combined * frame["combine_row_bytes"]
+    for view, count in VIEWS.items():
+        sent = frame[count].to_numpy(np.float64, na_value=np.nan) * row_bytes
+        added[view] = sent.where(dispatched | combined)
+        added[gbps(view)] = added[view] / frame["latency_us"] / 1e3
+    return pd.concat([frame, pd.DataFrame(added), _floors(frame, paths)], axis=1)
+
+
+def load_samples(*paths: Path | str) -> pd.DataFrame:
+    """All samples of `paths`, one line each: run_id, point_id, phase, repeat, rank, iteration, value_us.
+
+    Join them with rows by run_id, point_id, phase and repeat. The phase is an ordered category.
+
+    Raises:
+        StoreError: a path holds no samples, or damaged ones.
+        InputError: no path.
+    """
+    if not paths:
+        raise InputError("no runs given. Name one or more run directories, merged folders or samples.parquet files")
+    frame = store.load_samples([Path(path) for path in paths])
+    frame["phase"] = frame["phase"].astype(pd.CategoricalDtype([word.value for word in Phase], ordered=True))
+    return frame
+
+
+def gbps(view: str) -> str:
+    """The column with the bandwidth of a byte view: `wire_bytes` -> `wire_gbps`.
+
+    Raises:
+        InputError: no such view.
+    """
+    if view not in VIEWS:
+        raise InputError(f"view '{view}' is unknown; allowed: {', '.join(VIEWS)}")
+    return view.removesuffix("_bytes") + "_gbps"
+
+
+def headline(frame: pd.DataFrame, keep: Iterable[Flag | str] = ()) -> Headline:
+    """The ok rows without flags; `within_launch` stays, since intervals say it, and so do the flags in `keep`.
+
+    Raises:
+        InputError: a flag in `keep` is unknown.
+    """
+    kept = {str(flag) for flag in keep}
+    if unknown := sorted(kept - set(Flag)):
+        raise InputError(f"flag {', '.join(unknown)} is unknown; allowed: {', '.join(Flag)}")
+    barred = [flag for flag in Flag if flag not in kept | {Flag.WITHIN_LAUNCH}]
+    ok = frame["status"] == Status.OK
+    flagged = frame[[f"is_{flag}" for flag in barred]].any(axis=1)
+    counts = {str(word): int((frame["status"] == word).sum()) for word in Status if word is not Status.OK}
+    counts |= {str(flag): int((ok & frame[f"is_{flag}"]).sum()) for flag in barred}
+    left_out = {word: count for word, count in counts.items() if count}
+    rows = frame[ok & ~flagged]
+    note = ""
+    if left_out:
+        words = ", ".join(f"{count} {word}" for word, count in left_out.items())
+        note = f"{len(frame) - len(rows)} of {len(frame)} rows left out: {words}"
+    return Headline(rows=rows, note=note, left_out=left_out)
+
+
+def require_one_domain(*frames: pd.DataFrame, mixed: bool = False) -> None:
+    """Refuse to set rows of several domains against each other, unless told that they may be `mixed`.
+
+    Raises:
+        InputError: the frames hold more than one domain.
+    """
+    found = sorted({str(domain) for frame in frames for domain in frame["domain"].unique()})
+    if len(found) > 1 and not mixed:
+        raise InputError(
+            f"rows of the domains {', '.join(found)} are not comparable. Load one of them (load(..., domains=['"
+            f"{found[0]}'])), or pass mixed=True if the difference between domains is what you look at"
+        )
+
+
+def require_columns(frame: pd.DataFrame, names: Sequence[str]) -> None:
+    """Refuse column names that the frame has not.
+
+    Raises:
+        InputError: with all unknown names.
+    """
+    if unknown := [name for name in names if name not in frame.columns]:
+        raise InputError(f"no column {', '.join(unknown)}. The columns are: {', '.join(map(str, frame.columns))}")
+
+
+def _known_domains(domains: Iterable[Domain | str]) -> list[str]:
+    wanted = [str(domain) for domain in ([domains] if isinstance(domains, str) else domains)]
+    if unknown := sorted(set(wanted) - set(Domain)):
+        raise InputError(f"domain {', '.join(unknown)} is unknown; allowed: {', '.join(Domain)}")
+    return wanted
+
+
+def _without_copies(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each row once: a run may be given alone and inside a merged folder."""
+    frame = frame.drop_duplicates(ignore_index=True)
+    twice = frame[frame.duplicated(_ROW_KEY)]
+    if len(twice):
+        first = ", ".join(f"{name} {twice.iloc[0][name]}" for name in _ROW_KEY)
+        raise InputError(
+            f"{len(twice)} rows are there twice with different values, the first: {first}. "
+            "Two copies of one run have come apart: give the whole one only"
+        )
+    return frame
+
+
+def _typed(column: pd.Series) -> pd.Series:
+    """One stored column as analysis wants it: no missing words, plain numbers where none is missing."""
+    name = str(column.name)
+    if name in CLOSED_LISTS:
+        words = [word.value for word in CLOSED_LISTS[name]]
+        if name in ("failed_stage", "weights_by"):
+            words.append(NOT_REPORTED)
+            column = column.fillna(NOT_REPORTED)
+        return column.astype(pd.CategoricalDtype(words, ordered=True))
+    if name in _OPTIONAL_WORDS:
+        return column.fillna(NOT_REPORTED)
+    plain = None if ROWS_SCHEMA.field(name).nullable else _PLAIN.get(str(column.dtype))
+    return column if plain is None else column.astype(plain)
+
+
+def _floors(frame: pd.DataFrame, paths: Iterable[Path | str]) -> pd.DataFrame:
+    """The floor of each row's run, domain and EP size; no columns if no run has one."""
+    lines = [
+        {"run_id": run_id, "domain": floor["domain"], "ep_size": floor["ep_size"], **_floor_numbers(floor)}
+        for run_id, floors in _floors_of_runs(paths).items()
+        for floor in floors.values()
+    ]
+    if not lines:
+        return pd.DataFrame(index=frame.index)
+    keys = ["run_id", "domain", "ep_size"]
+    floors = pd.DataFrame(lines).drop_duplicates(keys).set_index(keys).astype("float64")
+    rows = pd.MultiIndex.from_arrays([frame["run_id"], frame["domain"].astype(str), frame["ep_size"]])
+    return floors.reindex(rows).set_axis(frame.index)
+
+
+def _floors_of_runs(paths: Iterable[Path | str]) -> dict[str, dict[str, Any]]:
+    floors = {}
+    for path in map(Path, paths):
+        folders = [path] if (path / "run.json").exists() else sorted((path / "runs").glob("*"))
+        for folder in folders:
+            if (folder / "floor.json").exists():
+                run = store.open_run(folder)
+                floors[run.run_id] = store.read_floor(run) or {}
+    return floors
+
+
+def _floor_numbers(floor: Mapping[str, object]) -> dict[str, object]:
+    return {
+        f"floor_{name}": value
+        for name, value in floor.items()
+        if name.endswith(("_us", "_gbps")) and (value is None or isinstance(value, int | float))
+    }

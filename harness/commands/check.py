@@ -1,0 +1,135 @@
+"""`epcross check`: does a backend do what the contract says, on this machine, in processes as in a run?"""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from epcross.harness.commands import WIDTH, config_dir_option
+
+if TYPE_CHECKING:
+    from epcross.harness.running.check_ranks import CaseEnd, CheckRanks
+    from epcross.harness.running.check_request import CheckRequest
+    from epcross.harness.verification.contract import Case
+
+LIMIT_S = 20.0
+MOST_HANGS = 2
+MOST_PROBLEMS = 4
+
+
+@click.command("check")
+@click.argument("words", nargs=-1, metavar="backend=NAME [KEY=VALUE]...")
+@click.option(
+    "--limit-s", default=LIMIT_S, show_default=True, type=click.FloatRange(min=1), help="Seconds for each case."
+)
+@config_dir_option
+def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...]) -> int:
+    """Hold a backend to the contract: small cases that go wrong elsewhere, each verified bit by bit on every rank, in
+    processes as in a run. Takes about a minute; nothing is timed or stored.
+
+    Words: backend=NAME, ep_size=2, case=NAME and seed=N for one case alone, backend.options.NAME=VALUE. A failure
+    names case, seed, and the first wrong rank, token and column, and the line that runs it again. The exit code is 0
+    only if every case passes or is refused with a reason, and one passes.
+
+    \b
+    Example: epcross check backend=shm_fence ep_size=4
+    """
+    from epcross.harness.backends import loader
+    from epcross.harness.errors import EpcrossError
+    from epcross.harness.running.check_ranks import CheckRanks
+    from epcross.harness.running.check_request import read_request
+    from epcross.harness.running.prebuild import prebuild
+    from epcross.kernels.shm.segment import remove_stale
+
+    request = read_request(words, config_dirs)
+    if why := loader.unavailable(request.config):
+        raise EpcrossError(f"{request.config.name} cannot be used here: {why}")
+    console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
+    folder = Path(tempfile.mkdtemp(prefix="epcross-check-"))
+    fine = False
+    try:
+        remove_stale()
+        config = request.config
+        console.print(f"{config.name}, EP {request.ep_size}: building what can be built ahead", soft_wrap=True)
+        if failures := prebuild({config.name: config}, folder, folder):
+            raise EpcrossError(f"{config.name} cannot be checked: {failures[config.name]}")
+        with CheckRanks(config, request.options, request.ep_size, folder, limit_s) as ranks:
+            fine = _Report(console, request).run(ranks)
+        if not fine:
+            console.print(f"What the ranks wrote: {folder}", soft_wrap=True, markup=False)
+    finally:
+        if fine:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0 if fine else 1
+
+
+class _Report:
+    """Runs every case and prints a line for each, as it ends."""
+
+    def __init__(self, console: Console, request: "CheckRequest") -> None:
+        self.console, self.request = console, request
+        self.counts: Counter[str] = Counter()
+
+    def run(self, ranks: "CheckRanks") -> bool:
+        """Whether all is well."""
+        from epcross.harness.running.check_ranks import End
+
+        begin = time.monotonic()
+        left = len(self.request.cases)
+        for case in self.request.cases:
+            end = self._visit(ranks, case)
+            self.counts[end.end] += 1
+            left -= 1
+            if end.end is End.NO_START or (self.counts[End.HUNG] == MOST_HANGS and left):
+                break
+        bad = sum(self.counts[end] for end in (End.FAILED, End.HUNG, End.NO_START))
+        passed, refused = self.counts[End.PASSED], self.counts[End.REFUSED]
+        words = [f"{passed} passed", *([f"{refused} refused"] if refused else []), *([f"{bad} failed"] if bad else [])]
+        if left:
+            words.append(f"{left} not tried")
+        self.console.print(
+            f"{', '.join(words)} in {time.monotonic() - begin:.0f} s "
+            f"(EP {self.request.ep_size}, seed {', '.join(map(str, self.request.seeds))})",
+            soft_wrap=True,
+        )
+        return passed > 0 and not bad and not left
+
+    def _visit(self, ranks: "CheckRanks", case: "Case") -> "CaseEnd":
+        """The case with each seed, up to one with which it does not pass."""
+        from epcross.harness.running.check_ranks import End
+
+        *first, last = self.request.seeds
+        for seed in (*first, last):
+            started = time.monotonic()
+            with self.console.status(f"{case.name}, seed {seed}"):
+                end = ranks.visit(case.name, seed)
+            if end.end is not End.PASSED or seed == last:
+                self._print(case, seed, end, time.monotonic() - started)
+                return end
+        raise AssertionError("a check has at least one seed")
+
+    def _print(self, case: "Case", seed: int, end: "CaseEnd", wall_s: float) -> None:
+        from epcross.harness.running.check_ranks import End
+
+        style = {End.PASSED: "green", End.REFUSED: "yellow"}.get(end.end, "red")
+        line = Text.assemble((f"{end.end:8}", style), f"  {case.name}")
+        if end.end is End.REFUSED:
+            line.append(f": {end.problems[0]}")
+        self.console.print(line, soft_wrap=True)
+        if end.end in (End.PASSED, End.REFUSED):
+            return
+        indent = " " * 10
+        lines = [f"seed {seed}, after {wall_s:.1f} s; about the case: {case.why}"]
+        lines += end.problems[:MOST_PROBLEMS]
+        if len(end.problems) > MOST_PROBLEMS:
+            lines.append(f"and {len(end.problems) - MOST_PROBLEMS} more problems")
+        lines.append(f"again: {self.request.again(case.name, seed)}")
+        for text in lines:
+            self.console.print(Text(indent + text), soft_wrap=True)

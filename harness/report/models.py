@@ -1,0 +1,129 @@
+"""What is concluded from the medians: fixed cost and bandwidth of each series, and where two of them cross over."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from epcross.harness.analysis.cells import Cell, by_panel
+from epcross.harness.analysis.figures.scene import Scene, by_series
+from epcross.harness.analysis.table import microseconds
+from epcross.harness.report.document import Table
+
+_FIT_NUMBERS = (
+    "fixed_us", "fixed_low_us", "fixed_high_us", "bandwidth_gbps", "bandwidth_low_gbps", "bandwidth_high_gbps",
+    "half_bytes", "residual_rms", "residual_max", "points", "trials", "launches", "within_launch", "interval",
+    "problem",
+)  # fmt: skip
+_CROSSOVER_NUMBERS = (
+    "a", "b", "state", "reason", "bracket_low", "bracket_high", "estimate", "low", "high", "faster_below",
+    "faster_above", "agreement", "margin", "points", "trials", "launches", "within_launch", "interval",
+)  # fmt: skip
+
+
+def fits(scene: Scene) -> list[Table]:
+    """One line for each headline series: what a call costs at least, and what its bytes cost."""
+    from epcross.harness.analysis.fit import VIEW, fit
+
+    rows, data = [], []
+    for key, found in by_panel(scene.headline, by_run=True).items():
+        for series, points in by_series(found).items():
+            label = scene.styles[series].name
+            for line in fit(scene.rows(points)).to_dict("records"):
+                data.append({**_place(scene, key, points), **{name: line[name] for name in _FIT_NUMBERS}})
+                if line["problem"]:
+                    rows.append([scene.panel(*key), label, f"no fit: {line['problem']}", "", ""])
+                    continue
+                fixed = _range(line["fixed_us"], line["fixed_low_us"], line["fixed_high_us"])
+                names = ("bandwidth_gbps", "bandwidth_low_gbps", "bandwidth_high_gbps")
+                rows.append(
+                    [
+                        scene.panel(*key),
+                        label,
+                        fixed,
+                        _range(*(line[n] for n in names)),
+                        f"{100 * line['residual_max']:.0f}",
+                    ]
+                )
+    if not rows:
+        return []
+    notes = [
+        f"latency = fixed + {VIEW} / bandwidth, fitted to the medians by relative error; {VIEW}: one copy for each "
+        "token and destination rank, own rank included, out and back, over all ranks; [95 % interval], widened for few "
+        "launches",
+        "a large worst error says that a line is no good model there, such as where rows outgrow a cache",
+    ]
+    head = ["where", "series", "fixed (us)", "bandwidth (GB/s)", "worst error (%)"]
+    return [
+        Table(
+            name=f"fits{scene.suffix}", title="Fixed cost and bandwidth", head=head, rows=rows, notes=notes, data=data
+        )
+    ]
+
+
+def crossovers(scene: Scene) -> list[Table]:
+    """One line for each pair of headline series of one run, EP size and regime."""
+    from epcross.harness.analysis.crossover import MARGIN, find
+
+    rows, data = [], []
+    for key, found in by_panel(scene.headline, by_run=True).items():
+        for (first, own), (second, other) in itertools.combinations(by_series(found).items(), 2):
+            subjects = [_subject(points) for points in (own, other)]
+            if subjects[0] == subjects[1]:
+                continue  # one backend under two loads: other conditions, no rivals
+            labels = {_subject_name(s): scene.styles[o].name for s, o in zip(subjects, (first, second), strict=True)}
+            for line in find(scene.rows([*own, *other]), *subjects).to_dict("records"):
+                named = {
+                    name: labels.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")
+                }
+                data.append(
+                    {**_place(scene, key, own), **{name: line.get(name) for name in _CROSSOVER_NUMBERS}, **named}
+                )
+                rows.append([scene.panel(*key), f"{named['a']} / {named['b']}", *_verdict(line, named)])
+    if not rows:
+        return []
+    notes = [
+        f"tokens per rank at which the ratio of the medians crosses 1 [95 % interval]; equal within {MARGIN:.0%}; "
+        "bracket: the measured token counts around it; last column: who is faster on either side; ambiguous: the "
+        "launches at hand do not tell",
+    ]
+    head = ["where", "pair", "state", "tokens", "bracket", "below, above"]
+    return [Table(name=f"crossovers{scene.suffix}", title="Crossovers", head=head, rows=rows, notes=notes, data=data)]
+
+
+def _verdict(line: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:
+    known = not math.isnan(line["estimate"])
+    low = f"{line['low']:.3g}" if line["low"] >= line["tokens_low"] else f"below {line['tokens_low']}"
+    high = f"{line['high']:.3g}" if line["high"] <= line["tokens_high"] else f"above {line['tokens_high']}"
+    tokens = f"{line['estimate']:.3g} [{low}..{high}]" if known else "-"
+    bracketed = not math.isnan(line["bracket_low"])
+    bracket = f"{line['bracket_low']:g}..{line['bracket_high']:g}" if bracketed else "-"
+    sides = [named["faster_below"], named["faster_above"]]
+    return [str(line["state"]), tokens, bracket, ", ".join(side or "?" for side in sides)]
+
+
+def _subject(points: Sequence[Cell]) -> dict[str, str]:
+    row = points[0].rows[0]
+    return {"backend": row.backend, "options": row.options}
+
+
+def _subject_name(subject: dict[str, str]) -> str:
+    return " ".join(subject.values())
+
+
+def _place(scene: Scene, key: tuple[Any, ...], points: Sequence[Cell]) -> dict[str, Any]:
+    series = points[0].series
+    options = json.loads(points[0].rows[0].options)
+    words = " ".join(f"{name}={value}" for name, value in options.items())
+    return {"run_id": series.run_id, "ep_size": key[0], "regime": key[1], "series": series.name, "options": words}
+
+
+def _range(value: float, low: float, high: float) -> str:
+    return f"{_short(value)} [{_short(low)}..{_short(high)}]"
+
+
+def _short(value: float) -> str:
+    if math.isinf(value):
+        return "inf"
+    return "?" if math.isnan(value) else microseconds(value)

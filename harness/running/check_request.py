@@ -1,0 +1,124 @@
+"""The words of `epcross check`, and what they mean: which backend, which cases, which seeds."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from epcross.harness.backends import loader
+from epcross.harness.errors import ConfigError
+from epcross.harness.planning.checks import MAX_EP_SIZE
+from epcross.harness.planning.library import Library
+from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.planning.typed import suggest
+from epcross.harness.point import Scalar
+from epcross.harness.verification.contract import Case, cases
+
+SEEDS = 3
+"""Seeds 0, 1, ... of a whole check."""
+
+_OPTION = "backend.options."
+_KEYS = ("backend", "ep_size", "case", "seed", f"{_OPTION}NAME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What is to be checked."""
+
+    config: BackendConfig
+    options: Mapping[str, Scalar]  # all of the backend's
+    ep_size: int
+    cases: tuple[Case, ...]
+    seeds: tuple[int, ...]
+    given: tuple[str, ...]  # the words and options that a case by itself needs as well
+
+    def again(self, case: str, seed: int) -> str:
+        """The line that runs one case alone."""
+        return shlex.join(
+            ["epcross", "check", f"backend={self.config.name}", *self.given, f"case={case}", f"seed={seed}"]
+        )
+
+
+def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> CheckRequest:
+    """The request that `words` such as backend=my_kernel and ep_size=4 make.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    library = Library(config_dirs)
+    problems: list[str] = []
+    values = _split(words, problems)
+    name = values.get("backend", "")
+    if not name:
+        problems.append(f"no backend is named; add backend=NAME, with one of {', '.join(library.names('backend'))}")
+    else:
+        problems += filter(None, [library.unknown("backend", name)])
+        library.load([("backend", name)], problems)
+    config: BackendConfig | None = library.get("backend", name) if name else None
+    ep_size = _whole(values, "ep_size", 2, 1, MAX_EP_SIZE, problems)
+    seed = _whole(values, "seed", 0, 0, 10**6, problems)
+    suite = cases(ep_size, name)
+    chosen = tuple(case for case in suite if values.get("case", case.name) == case.name)
+    if not chosen:
+        problems.append(f"unknown case '{values['case']}'{suggest(values['case'], [case.name for case in suite])}")
+    asked = {key.removeprefix(_OPTION): value for key, value in values.items() if key.startswith(_OPTION)}
+    options: Mapping[str, Scalar] = {}
+    if config is not None:
+        config = replace(config, options={**config.options, **asked})
+        try:
+            options = loader.load(config).options
+        except loader.CannotImport:  # asked again where its own interpreter runs
+            options = config.options
+        except ConfigError as error:
+            problems += error.problems
+    if problems or config is None:
+        raise ConfigError(problems)
+    return CheckRequest(
+        config=config,
+        options=options,
+        ep_size=ep_size,
+        cases=chosen,
+        seeds=(seed,) if "seed" in values else tuple(range(SEEDS)),
+        given=tuple(
+            [word for word in words if word.startswith(("ep_size=", _OPTION))]
+            + [part for folder in config_dirs for part in ("--config-dir", str(folder))]
+        ),
+    )
+
+
+def _split(words: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    """Key -> value; options of the backend have their type, the rest are text."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            problems.append(f"'{word}' cannot be read; write key=value, such as backend=shm_fence")
+        elif key in values:
+            problems.append(f"'{key}' is given twice; a check has one of each")
+        elif key.startswith(_OPTION):
+            values[key] = _scalar(text)
+        elif key in _KEYS:
+            values[key] = text
+        else:
+            problems.append(f"unknown key '{key}' in '{word}'{suggest(key, _KEYS)}")
+    return values
+
+
+def _scalar(text: str) -> Scalar:
+    """A word as the YAML of a backend would have it; what is no single value stays text, and is refused as such."""
+    from yaml import YAMLError, safe_load
+
+    try:
+        value = safe_load(text)
+    except YAMLError:
+        return text
+    return value if value is None or isinstance(value, str | int | float | bool) else text
+
+
+def _whole(values: Mapping[str, Any], key: str, default: int, least: int, most: int, problems: list[str]) -> int:
+    text = values.get(key, str(default))
+    if text.isdecimal() and least <= int(text) <= most:
+        return int(text)
+    problems.append(f"{key}={text} must be a whole number from {least} to {most}")
+    return default

@@ -1,0 +1,206 @@
+"""`epcross check` in real processes: right backends pass, each broken one is named with case, seed and place."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from epcross.harness import cli
+from epcross.harness.running.check_ranks import _told_once  # pyright: ignore[reportPrivateUsage]
+from epcross.harness.verification.contract import cases
+
+ROOT = Path(__file__).parents[2]
+OWN = """
+import os, signal, time
+from tests.broken_backends import ReferenceBackend
+
+class Crashes(ReferenceBackend):
+    def combine(self, set_index):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        super().combine(set_index)
+
+class Sleeps(ReferenceBackend):
+    def prepare(self, point, shard, group):
+        super().prepare(point, shard, group)
+        if self.rank == 0:
+            time.sleep(1000)
+
+class Absent(ReferenceBackend):
+    def unavailable(self):
+        return "libfoo is missing; install it"
+
+class Refuses(ReferenceBackend):
+    def unsupported(self, point):
+        return f"hidden={point.model.hidden} is no multiple of 128" if point.model.hidden % 128 else None
+
+class Chooses(ReferenceBackend):
+    @classmethod
+    def option_defaults(cls):
+        return {"spoil": False}
+    def combine(self, set_index):
+        super().combine(set_index)
+        if self.options["spoil"]:
+            self.sums[:] = 0
+"""
+TARGETS = {
+    **{name: f"tests.broken_backends:{name}" for name in ("ReferenceBackend", "Hangs", "OneWrongRow", "EatsAllOnes")},
+    **{name: f"tests.broken_backends:{name}" for name in ("RaisesIn_dispatch", "RaisesIn_close", "WeightTwice")},
+    **{name: f"own:{name}" for name in ("Crashes", "Sleeps", "Absent", "Refuses", "Chooses")},
+}
+
+Check = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("backends")
+    (folder / "backend").mkdir()
+    (folder / "own.py").write_text(OWN)
+    for name, target in TARGETS.items():
+        (folder / "backend" / f"{name}.yaml").write_text(f'target: {target}\nlabel: {name}\ncolor: "#777777"\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def check(folder: Path) -> Check:
+    """The real command; nothing of it may outlive it."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "epcross.harness.cli", "check", *words, "--config-dir", str(folder)]
+        mark = f"{folder}/{time.monotonic_ns()}"
+        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        environment = {**os.environ, "PYTHONPATH": paths, "EPCROSS_TEST_RUN": mark, "TMPDIR": str(folder)}
+        ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100)
+        assert "Traceback" not in ended.stdout + ended.stderr
+        assert not [
+            process for process in psutil.process_iter() if _environment(process).get("EPCROSS_TEST_RUN") == mark
+        ]
+        return ended
+
+    return run
+
+
+def _environment(process: psutil.Process) -> Mapping[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def test_a_right_backend_passes_every_case(check: Check, folder: Path) -> None:
+    ended = check("backend=shm_sentinel", "seed=0")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    names = re.findall(r"^passed +(\w+)$", ended.stdout, re.MULTILINE)
+    assert names == [case.name for case in cases(2)]
+    assert f"{len(names)} passed in" in ended.stdout
+    assert not list(folder.glob("epcross-check-*")), "the output of ranks is kept only after a failure"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("backend=OneWrongRow", "case=plain"), "rank 1: wrong bytes in a row (source 1, token 0, column 3): got 0x"),
+        (("backend=WeightTwice", "case=plain"), "combine of exact rows, set 0: rank 0: a wrong combined sum (source 0"),
+        (("backend=EatsAllOnes", "case=any_bits_bf16", "ep_size=3"), "got 0x00, want 0xff; "),
+        (("backend=RaisesIn_dispatch", "case=plain"), "rank 1: dispatch raised RuntimeError: deliberate"),
+        (("backend=RaisesIn_close", "case=plain"), "rank 1: the first close raised RuntimeError: deliberate"),
+        (
+            ("backend=Crashes", "case=plain"),
+            "rank 1 in combine: its process was killed by SIGSEGV; its last words: Fatal",
+        ),
+        (("backend=Chooses", "case=plain", "backend.options.spoil=true"), "a wrong combined sum"),
+    ],
+)
+def test_a_broken_backend_is_named_with_case_seed_place_and_the_line_that_repeats_it(
+    check: Check, folder: Path, words: tuple[str, ...], expected: str
+) -> None:
+    ended = check(*words)
+    assert ended.returncode == 1
+    case = words[1].removeprefix("case=")
+    head, seed, first, *_ = ended.stdout.splitlines()[1:]
+    assert head == f"failed    {case}"
+    assert seed.strip().startswith("seed 0, after ")
+    assert expected in first
+    (again,) = re.findall(r"again: (.*)", ended.stdout)
+    program, verb, *line = shlex.split(again)
+    assert (program, verb) == ("epcross", "check")
+    assert line == [words[0], *words[2:], "--config-dir", str(folder), f"case={case}", "seed=0"]
+
+
+def test_the_printed_line_repeats_the_failure(check: Check, folder: Path) -> None:
+    ended = check("backend=EatsAllOnes", "case=any_bits_bf16", "seed=2")
+    assert "seed 2, after" in ended.stdout
+    (again,) = re.findall(r"again: (.*)", ended.stdout)
+    repeated = check(*[word for word in shlex.split(again)[2:] if word not in ("--config-dir", str(folder))])
+    places = [re.findall(r"rank \d: wrong bytes.*", text.stdout) for text in (ended, repeated)]
+    assert places[0] == places[1] != []
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "ranks", "call"),
+    [
+        (("backend=Hangs",), "broken_backends.py", "rank 1", "dispatch"),
+        (("backend=Sleeps", "case=plain"), "own.py", "rank 0", "prepare"),
+    ],
+)
+def test_a_hang_ends_in_bounded_time_and_is_named(
+    check: Check, words: tuple[str, ...], file: str, ranks: str, call: str
+) -> None:
+    begin = time.monotonic()
+    ended = check(*words, "--limit-s", "1.5")
+    assert time.monotonic() - begin < 30
+    assert ended.returncode == 1
+    (line,) = {
+        line.strip() for line in ended.stdout.splitlines() if f"{ranks} hangs: it did not come back from {call}" in line
+    }
+    assert re.search(rf'within \d s; File ".*{file}", line \d+ in {call}', line)
+    if len(words) == 1:  # after two hangs the rest would only take time
+        assert ended.stdout.count("\nhung ") == 2
+        assert f"2 failed, {len(cases(2)) - 2} not tried" in ended.stdout
+
+
+def test_a_refusal_is_no_failure_and_says_why(check: Check) -> None:
+    ended = check("backend=Refuses", "case=odd_hidden")
+    assert "refused   odd_hidden: hidden=67 is no multiple of 128" in ended.stdout
+    assert ended.returncode == 1, "nothing passed, so nothing was shown"
+    ended = check("backend=Refuses", "case=plain", "seed=7")
+    assert ended.returncode == 0
+
+
+def test_a_backend_that_is_absent_here_says_so(check: Check) -> None:
+    ended = check("backend=Absent")
+    assert ended.returncode == 1
+    assert ended.stderr == "epcross: Absent cannot be used here: libfoo is missing; install it\n"
+
+
+def test_wrong_words_are_all_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["backend=shm_fense", "ep_size=0", "case=plane", "seed=-1", "colour=red", "loose", "ep_size=3"]
+    assert cli.run(["check", *words]) == 2
+    text = capsys.readouterr().err
+    for problem in (
+        "unknown backend 'shm_fense'; did you mean 'shm_fence'?",
+        "ep_size=0 must be a whole number from 1 to",
+        "unknown case 'plane'; did you mean 'plain'?",
+        "seed=-1 must be a whole number from 0 to",
+        "unknown key 'colour'",
+        "'loose' cannot be read; write key=value",
+        "'ep_size' is given twice",
+    ):
+        assert problem in text
+    assert cli.run(["check"]) == 2
+    assert "no backend is named; add backend=NAME" in capsys.readouterr().err
+    assert cli.run(["check", "backend=shm_fence", "backend.options.nope=1"]) == 2
+    assert "unknown option 'nope'" in capsys.readouterr().err
+
+
+def test_what_only_passes_on_a_problem_is_left_out() -> None:
+    first = "plain: rank 1: dispatch raised RuntimeError: deliberate"
+    assert _told_once([f"plain: rank 0: a peer was lost: rank 1 gave up: {first}", first, first]) == (first,)

@@ -1,0 +1,178 @@
+"""Numbers and figures of the documents: made from rows, and the documents of this repository are up to date."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from store_values import CONTEXT, make_point, make_unit
+
+from epcross.harness.analysis import evidence
+from epcross.harness.analysis.evidence_run import committed_runs
+from epcross.harness.errors import EpcrossError, StoreError
+from epcross.harness.storing.store import create_run, load_rows, load_samples, release, write_floor, write_unit
+from epcross.harness.terms import Flag, Regime
+
+ROOT = Path(__file__).parents[2]
+PAGE = """# Page
+<!-- evidence: quickstart.figure --><!-- /evidence -->
+
+<!-- evidence: quickstart.table -->old<!-- /evidence -->
+
+On <!-- evidence: quickstart.machine --><!-- /evidence -->: <!-- evidence: quickstart.rows --><!-- /evidence -->,
+<!-- evidence: quickstart.floor --><!-- /evidence -->, in <!-- evidence: quickstart.wall --><!-- /evidence -->.
+"""
+MACHINE = {"cpu": {"model": "Some CPU", "architecture": "x86_64", "cores_available": [0, 1]}}
+BACKENDS = {
+    "shm_sentinel": {"label": "Sentinel", "color": "#D55E00"},
+    "shm_fence": {"label": "Fence", "color": "#0072B2"},
+}
+
+
+def new_run(folder: Path, *, sweep: str = "quickstart", first_us: float = 10.0, flag: str = "") -> Path:
+    """A run with known times: `first_us` and seven more, each 1 us later; ten times that for 8 tokens; Fence twice."""
+    run = create_run(folder, sweep, {"backends": BACKENDS}, MACHINE)
+    context = replace(CONTEXT, run_id=run.run_id)
+    for regime in (Regime.STEADY, Regime.ENTRY):
+        for tokens in (1, 8):
+            for backend, factor in (("shm_sentinel", 1), ("shm_fence", 2)):
+                for launch in (0, 1):
+                    point = make_point(backend=backend, tokens=tokens, regime=regime)
+                    latency_us = first_us * factor * (10 if tokens == 8 else 1)
+                    unit = make_unit(point, launch, context=context, latency_us=latency_us)
+                    common = {"started_at": run.created, "wall_s": 2.0, "flags": flag}
+                    write_unit(run, replace(unit, records=tuple(replace(r, **common) for r in unit.records)))
+    entry = {"ep_size": 2, "flag_one_way_us": 0.05, "copy_gbps": 26.0, "empty_pair_us": 0.2}
+    write_floor(run, {"cpu_ep2": entry, "cpu_ep4": {"error": "it broke"}})
+    release(run.path)
+    return run.path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "clone"
+    (root / "docs").mkdir(parents=True)
+    (root / "README.md").write_text(PAGE)
+    (root / "docs" / "more.md").write_text("<!-- evidence: quickstart.run --><!-- /evidence -->\n")
+    return root
+
+
+def test_the_documents_of_this_repository_are_made_from_the_committed_rows() -> None:
+    assert evidence.stale(ROOT) == [], "run `make evidence`"
+
+
+def test_a_page_says_what_the_rows_say(root: Path, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "runs")
+    committed = evidence.commit(root, run)
+    changed = evidence.write(root)
+    assert {str(path.relative_to(root)) for path in changed} == {
+        "README.md",
+        "docs/more.md",
+        "docs/figures/quickstart.svg",
+    }
+    page = (root / "README.md").read_text()
+    # repeats 0 to 7, and 0 to 7 us on top of the first
+    assert "| tokens per rank, EP 2, steady | Sentinel (us) | Fence (us) |" in page
+    assert "| 1 | 13.5 [10.0..17.0] | 23.5 [20.0..27.0] |" in page
+    assert "| 8 | 104 [100..107] | 204 [200..207] |" in page
+    assert "![Round trip against tokens per rank](docs/figures/quickstart.svg)" in page
+    assert "n = 8 repeats (launches x seeds x chains: 2 x 2 x 2); fewer than 5 launches" in page
+    assert "On <!-- evidence: quickstart.machine -->Some CPU (x86_64, 2 cores)<!-- /evidence -->" in page
+    assert "128 rows: 128 ok" in page
+    assert "at EP 2 a flag crosses in 0.05 us, every rank copies 26 GB/s, and an empty pair costs 0.2 us" in page
+    assert "in <!-- evidence: quickstart.wall -->2 s<!-- /evidence -->" in page
+    assert f"[{run.name}](../results/measured/{run.name})" in (root / "docs" / "more.md").read_text()
+    assert evidence.stale(root) == []
+    assert evidence.write(root) == []
+    assert not (committed / "units").exists()
+    assert len(load_rows(committed)) == len(load_rows(run)) == 128
+    assert len(load_samples(committed)) == len(load_samples(run)) > 0
+
+
+@pytest.mark.parametrize("change", ["number", "figure", "row"])
+def test_whatever_is_changed_by_hand_is_stale(root: Path, tmp_path: Path, change: str) -> None:
+    evidence.commit(root, new_run(tmp_path / "runs"))
+    evidence.write(root)
+    readme, figure = root / "README.md", root / "docs/figures/quickstart.svg"
+    if change == "number":
+        readme.write_text(readme.read_text().replace("13.5", "12.5"))
+        assert evidence.stale(root) == [readme]
+    elif change == "figure":
+        figure.write_bytes(figure.read_bytes().replace(b"#0072b2", b"#0072b3"))
+        assert evidence.stale(root) == [figure]
+    else:
+        evidence.commit(root, new_run(tmp_path / "later", first_us=11.0))
+        assert set(evidence.stale(root)) >= {readme, figure}
+
+
+def test_the_newest_run_of_a_sweep_counts(root: Path, tmp_path: Path) -> None:
+    first = new_run(tmp_path / "runs")
+    other = new_run(tmp_path / "runs", sweep="crossover")
+    newest = new_run(tmp_path / "runs", first_us=20.0)
+    for number, path in enumerate((newest, first, other)):
+        # run ids begin with the second, and these three were made within one
+        committed = evidence.commit(root, path)
+        committed.rename(committed.with_name(f"{3 - number}-{path.name}"))
+    runs = committed_runs(root / evidence.MEASURED)
+    assert set(runs) == {"quickstart", "crossover"}
+    assert runs["quickstart"].run.run_id == newest.name
+
+
+def test_figures_are_valid_and_the_same_each_time(root: Path, tmp_path: Path) -> None:
+    evidence.commit(root, new_run(tmp_path / "runs"))
+    first, second = (evidence.make(root)[root / "docs/figures/quickstart.svg"] for _ in range(2))
+    assert first == second
+    text = " ".join(ET.fromstring(first).itertext())
+    for words in ("Sentinel", "Fence", "EP 2, steady", "EP 2, entry", "tokens per rank", "round trip (us)"):
+        assert words in text
+    assert b"dc:date" not in first
+
+
+def test_a_flagged_run_carries_no_number(root: Path, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "runs", flag=Flag.OVERSUBSCRIBED)
+    with pytest.raises(StoreError, match="no round trip that is ok and without flags"):
+        evidence.commit(root, run)
+    assert not (root / evidence.MEASURED).exists()
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("<!-- evidence: quickstart.tabel --><!-- /evidence -->", "there is no evidence 'quickstart.tabel'"),
+        ("<!-- evidence: quickstart.table -->", "1 evidence marks are opened, 0 are closed"),
+        ("<!-- evidence: quickstart.table --><!-- evidence: a.rows --><!-- /evidence -->", "2 evidence marks"),
+        ("<!-- evidence: quickstart --><!-- /evidence -->", "1 are closed, 0 are pairs"),
+    ],
+)
+def test_wrong_marks_are_refused(page: str, words: str) -> None:
+    with pytest.raises(EpcrossError, match=words):
+        evidence.filled(page, {})
+
+
+def test_without_a_run_a_page_says_so_and_text_outside_marks_stays() -> None:
+    page = "a <!-- evidence: quickstart.table -->3 us<!-- /evidence --> b"
+    assert evidence.filled(page, {}) == f"a <!-- evidence: quickstart.table -->{evidence.NOTHING}<!-- /evidence --> b"
+
+
+def test_the_command_commits_makes_and_says_what_changed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(tmp_path / "runs")
+    monkeypatch.chdir(root)
+    assert evidence.main([str(run)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"results/measured/{run.name}",
+        "README.md",
+        "docs/more.md",
+        "docs/figures/quickstart.svg",
+    ]
+    assert evidence.main([]) == 0
+    assert capsys.readouterr().out == "Nothing changed.\n"
+    assert evidence.main([str(tmp_path)]) == 1
+    assert "is not a run directory" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert evidence.main([]) == 1
+    assert "Go to its root" in capsys.readouterr().err
+    documents = root / "results/measured" / run.name / "runs" / run.name
+    assert json.loads((documents / "run.json").read_text())["content"]["run_id"] == run.name
