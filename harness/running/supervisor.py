@@ -61,11 +61,14 @@ class Supervisor:
         self._never_ready = False  # whether the rank to blame for the last unit failed before it was ready
 
     def run(self) -> None:
-        """All turns. Raises `Stopped`, or a `StoreError` of rank 0."""
+        """All turns. Raises `Stopped`."""
         try:
             for turn in self.job.turns:
                 self._run_turn(turn)
             self._meet(b"")  # nobody leaves before all are done
+        except EpcrossError as error:  # rows cannot be stored: measuring on would be for nothing
+            # told before this rank leaves the store below: peers would take its leaving for the reason
+            raise self.watch.stop_all("error", str(error)) from error
         finally:
             self._discard()
             self.watch.close()
@@ -293,11 +296,7 @@ def main(arguments: list[str]) -> int:
             server = StoreServer(token=new_token())
             server.address.publish(meeting_place)
         address = Address.discover(meeting_place, RENDEZVOUS_LIMIT_S)
-        supervisor = Supervisor(job, rank, address, recorder)
-        try:
-            supervisor.run()
-        except EpcrossError as error:  # rows cannot be stored: measuring on would be for nothing
-            raise supervisor.watch.stop_all("error", str(error)) from error
+        Supervisor(job, rank, address, recorder).run()
     except Stopped as stopped:
         sys.stderr.write(f"{stopped}\n")
         if recorder:

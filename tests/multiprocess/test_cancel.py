@@ -86,6 +86,7 @@ def test_a_run_from_plan_to_table(epcross: Epcross) -> None:
         "units": units,
         "planned_units": units,
         "statuses": {"ok": units},
+        "verified_rounds": units * 4,  # exact, two sets, and fresh ones afterwards
     }
     assert any("shm_fence" in line and "shm_sentinel" in line for line in text)
     assert re.search(r"^\d\d:\d\d:\d\d \d+ of \d+ units", err, re.MULTILINE)  # plain lines, since it is no terminal

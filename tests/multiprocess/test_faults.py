@@ -36,7 +36,6 @@ def statuses(run: RunDirectory) -> dict[tuple[int, int], set[str]]:
 
 IN_TIME = ["raise", "exit", "kill", "segfault", "stop", "hang", "wait_expired", "silent"]
 FAULTS = [
-    *[(fault, stage, 1) for stage in ("prepare", "verify_before", "close") for fault in ("raise", "kill")],
     *[(fault, "time", 1) for fault in IN_TIME],
     ("raise", "time", 0),
     ("kill", "prepare", 0),
