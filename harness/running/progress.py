@@ -11,6 +11,17 @@ from typing import Any
 
 FILE_NAME = "progress.jsonl"
 
+_NEEDED = {
+    "session": {"units", "done"},
+    "prebuild": {"backends"},
+    "turn": {"job", "kind", "backend", "launch"},
+    "start": {"point_id", "launch"},
+    "unit": {"backend", "point_id", "launch", "statuses", "reason", "failed_rank", "failed_stage"},
+    "stopped": {"reason"},
+    "end": {"reason"},
+}
+"""What readers look for in a note, besides its time."""
+
 
 class ProgressLog:
     """Appends notes; each is one write, so that a reader sees whole lines and writers do not mix."""
@@ -36,7 +47,10 @@ class ProgressReader:
         self.read()
 
     def read(self) -> list[dict[str, Any]]:
-        """The notes since the last call; a line that is not finished yet waits for the next."""
+        """The notes since the last call; a line that is not finished yet waits for the next.
+
+        A line that a crash or a disk spoiled is left out: notes are for people, what was measured is in units/.
+        """
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -45,7 +59,22 @@ class ProgressReader:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        notes = [_note(line) for line in whole.split(b"\n")]
+        return [note for note in notes if note is not None]
+
+
+def _note(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None if it is no whole note."""
+    try:
+        note = json.loads(line)
+        if not isinstance(note, dict) or not isinstance(note["event"], str):
+            return None
+        needed = _NEEDED.get(note["event"], frozenset())
+        if needed:
+            datetime.fromisoformat(note["time"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return note if needed <= note.keys() else None
 
 
 def attempts(notes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
