@@ -11,6 +11,9 @@ from epcross.kernels.formats import row_size
 MAX_EP_SIZE = 1024
 """Ranks of a group; a guard against EP and expert counts swapped, far above any scale-up domain today."""
 
+MAX_POINTS = 100_000
+"""Points of a sweep, and values of one axis; a guard against a mistyped range, which would eat all memory."""
+
 MAX_TOKENS = 2**24
 """Capacity of a rank; sizes and indices of rows stay far inside the integers that kernels use."""
 

@@ -13,11 +13,12 @@ Everything wrong is collected and raised together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.checks import timing_problems
+from epcross.harness.planning.checks import MAX_POINTS, timing_problems
 from epcross.harness.planning.factors import FIELDS, GROUPS, SCALARS, canonical, checked, is_factor, unknown_factor
 from epcross.harness.planning.grid import block_problems, override_axis, values_of
 from epcross.harness.planning.library import SCHEMAS, Library, quoted
@@ -174,7 +175,10 @@ def _values(override: Any, key: str, library: Library) -> list[Any]:
     if isinstance(raw, ChoiceSweep | RangeSweep):
         if raw.shuffle:
             raise Mismatch("uses shuffle(), but points keep a stable order; leave it out")
-        return [_plain(value) for value in override.sweep_iterator()]
+        values = [_plain(value) for value in islice(override.sweep_iterator(), MAX_POINTS + 1)]
+        if len(values) > MAX_POINTS:
+            raise Mismatch(f"has more than {MAX_POINTS} values; list fewer, or step wider: range(start,stop,step)")
+        return values
     if override.is_sweep_override():
         raise Mismatch("is an interval; list values, or use range(start,stop,step)")
     return [_plain(raw)]

@@ -13,6 +13,7 @@ import epcross
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import backend_problems, timing_problems
 from epcross.harness.planning.factors import GROUPS
+from epcross.harness.planning.paths import absolute
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher, Sweep
 from epcross.harness.planning.typed import build, suggest
 from epcross.harness.point import Timing
@@ -43,7 +44,7 @@ class Library:
             ConfigError: a folder is missing or has no group folder, or a name exists twice.
         """
         problems: list[str] = []
-        self.folders = [Path(folder).expanduser().absolute() for folder in config_dirs]
+        self.folders = [absolute(folder) for folder in config_dirs]
         self._files: dict[str, dict[str, Path]] = {group: {} for group in SCHEMAS}
         self._plain: dict[tuple[str, str], Any] = {}
         self._typed: dict[tuple[str, str], Any] = {}
@@ -88,7 +89,8 @@ class Library:
                     self._plain.update(self._compose([key]))
                 except ConfigError as error:
                     self._plain[key] = None
-                    problems.extend(error.problems)
+                    file = str(self._files[key[0]][key[1]])
+                    problems.extend(text if file in text else f"{file}: {text}" for text in error.problems)
         for group, name in todo:
             if self._plain[group, name] is not None:
                 self._typed[group, name] = self._build(group, name, problems)
@@ -125,7 +127,8 @@ class Library:
             with initialize_config_dir(version_base="1.3", config_dir=str(PACKAGE_CONF)):
                 config = compose(config_name, overrides=[*(search if self.folders else ()), *overrides])
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
+            # the last three: unreadable, not UTF-8, an alias inside its own anchor
             raise ConfigError(f"configuration cannot be composed: {' '.join(str(error).split())}") from error
         assert isinstance(plain, dict)
         return {str(key): value for key, value in plain.items()}

@@ -12,6 +12,7 @@ from epcross.harness.errors import ConfigError
 from epcross.harness.planning.assemble import Assembler, assignments
 from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems
 from epcross.harness.planning.config import Config, resolve
+from epcross.harness.planning.paths import absolute
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher
 from epcross.harness.point import Point, Timing
 from epcross.harness.terms import Domain, Sharing, Status
@@ -139,7 +140,7 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         timing=config.timing,
         launcher=config.launcher,
         cluster=config.cluster,
-        output_dir=Path(config.output_dir).expanduser().absolute(),
+        output_dir=absolute(config.output_dir),
         backends=backends,
         config=_resolved(config),
     )

@@ -56,7 +56,7 @@ def convert(value: Any, annotation: Any) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise Mismatch(f"is {value!r}", wanted="a list")
-        return tuple(convert(item, get_args(annotation)[0]) for item in value)
+        return tuple(_item(item, get_args(annotation)[0]) for item in value)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise Mismatch(f"is {value!r}", wanted="a mapping of names to values")
@@ -102,6 +102,13 @@ def _name(key: Any) -> str:
     if not isinstance(key, str):
         raise Mismatch(f"has the key {key!r}, but keys must be text; {_YAML_BOOLEAN_HINT}")
     return key
+
+
+def _item(value: Any, annotation: Any) -> Any:
+    try:
+        return convert(value, annotation)
+    except Mismatch as error:
+        raise Mismatch(f"has an item that {error}") from None
 
 
 def _one_of(value: Any, options: Sequence[Any]) -> Any:
