@@ -61,7 +61,15 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: errors meant for people are printed without a traceback."""
+    _open_closed_streams()
     sys.exit(run(arguments))
+
+
+def _open_closed_streams() -> None:
+    """Give each standard stream that the caller closed (`>&-`) a place, lest the first file we open take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -84,10 +92,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("epcross: interrupted", err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader, such as head, has seen enough; keep the interpreter from complaining when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader, such as head, has seen enough
         return 0
+    except OSError as error:  # the output goes to a full disk, say; files have errors of their own
+        _drop_output()
+        click.echo(f"epcross: {error.filename or 'the output'} cannot be read or written: {error.strerror}", err=True)
+        return 1
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from complaining at its end about output that cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

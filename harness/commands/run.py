@@ -54,10 +54,14 @@ def command(
     reader.skip_to_end()
     errors = Console(stderr=True, highlight=False)
     errors.print(f"run {session.run.path}", soft_wrap=True)
-    with Display(reader, errors) as display:
-        session.tick = display.update
-        end = session.execute()
-        display.update()
+    try:
+        with Display(reader, errors) as display:
+            session.tick = display.update
+            end = session.execute()
+            display.update()
+    except KeyboardInterrupt:
+        errors.print(f"Go on with: epcross run --resume {session.run.path}", soft_wrap=True, markup=False)
+        raise
     return _finish(session, end, as_json)
 
 

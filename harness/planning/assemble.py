@@ -3,15 +3,15 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from epcross.harness.backends import loader
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems
+from epcross.harness.planning.checks import MAX_EP_SIZE, MAX_POINTS, point_problems
 from epcross.harness.planning.config import Config
 from epcross.harness.planning.factors import BACKEND_OPTION, FIELDS
 from epcross.harness.planning.grid import Assignment, excluded, expand
+from epcross.harness.planning.paths import absolute
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.planning.tokens import capacity, nominal_tokens, tokens_of_ranks
 from epcross.harness.planning.typed import Mismatch
@@ -57,7 +57,9 @@ class Assembler:
         """
         points: dict[Point, None] = {}
         count = 0
-        for count, assignment in enumerate(assignments(config), start=1):  # noqa: B007 - the last number is wanted
+        for count, assignment in enumerate(assignments(config), start=1):
+            if count > MAX_POINTS:
+                raise ConfigError(f"the sweep has more than {MAX_POINTS} points; split it, or give fewer values")
             try:
                 point = self.point(assignment)
             except (Mismatch, ConfigError) as error:
@@ -146,7 +148,7 @@ class Assembler:
     def _with_file(self, routing: Routing) -> Routing:
         if not routing.path:
             raise Mismatch(f"routing={routing.kind} needs a file; add routing.path=FILE")
-        path = str(Path(routing.path).expanduser().absolute())  # workers may run in another folder
+        path = str(absolute(routing.path))  # workers may run in another folder
         if path not in self._sha256:
             self._sha256[path] = content_sha256(path)
         return replace(routing, path=path, content_sha256=self._sha256[path])

@@ -17,6 +17,9 @@ MAX_REPEATS = 100_000
 MAX_CASES = 20_000
 """Points of one soak; a longer one soaks each of them longer."""
 
+MAX_POINTS = 100_000
+"""Points of a sweep; a guard against a mistyped range, which would eat all memory."""
+
 MAX_TOKENS = 2**24
 """Capacity of a rank; sizes and indices of rows stay far inside the integers that kernels use."""
 

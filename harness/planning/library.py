@@ -13,6 +13,7 @@ import epcross
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import backend_problems, timing_problems
 from epcross.harness.planning.factors import GROUPS
+from epcross.harness.planning.paths import absolute
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher, Sweep
 from epcross.harness.planning.typed import build, suggest
 from epcross.harness.point import Timing
@@ -46,7 +47,7 @@ class Library:
             ConfigError: a folder is missing or has no group folder, or a name exists twice.
         """
         problems: list[str] = []
-        self.folders = [Path(folder).expanduser().absolute() for folder in config_dirs]
+        self.folders = [absolute(folder) for folder in config_dirs]
         self._files: dict[str, dict[str, Path]] = {group: {} for group in SCHEMAS}
         self._plain: dict[tuple[str, str], Any] = {}
         self._typed: dict[tuple[str, str], Any] = {}

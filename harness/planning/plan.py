@@ -13,6 +13,7 @@ from epcross.harness.planning.assemble import Assembler, assignments
 from epcross.harness.planning.checks import MAX_EP_SIZE, point_problems, timing_problems
 from epcross.harness.planning.config import Config, resolve
 from epcross.harness.planning.draw import drawn_points
+from epcross.harness.planning.paths import absolute
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher
 from epcross.harness.planning.typed import Mismatch, convert
 from epcross.harness.point import Point, Timing
@@ -180,7 +181,7 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         timing=config.timing,
         launcher=config.launcher,
         cluster=config.cluster,
-        output_dir=Path(config.output_dir).expanduser().absolute(),
+        output_dir=absolute(config.output_dir),
         backends=backends,
         config=_resolved(config),
         soak=soak,

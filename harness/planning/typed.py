@@ -58,10 +58,10 @@ def convert(value: Any, annotation: Any) -> Any:
             raise Mismatch(f"is {value!r}", wanted="a list")
         kinds = get_args(annotation)
         if kinds[-1] is Ellipsis:
-            return tuple(convert(item, kinds[0]) for item in value)
+            return tuple(_item(item, kinds[0]) for item in value)
         if len(value) != len(kinds):
             raise Mismatch(f"is {value!r}", wanted=f"a list of {len(kinds)}")
-        return tuple(convert(item, kind) for item, kind in zip(value, kinds, strict=True))
+        return tuple(_item(item, kind) for item, kind in zip(value, kinds, strict=True))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise Mismatch(f"is {value!r}", wanted="a mapping of names to values")
@@ -107,6 +107,13 @@ def _name(key: Any) -> str:
     if not isinstance(key, str):
         raise Mismatch(f"has the key {key!r}, but keys must be text; {_YAML_BOOLEAN_HINT}")
     return key
+
+
+def _item(value: Any, annotation: Any) -> Any:
+    try:
+        return convert(value, annotation)
+    except Mismatch as error:
+        raise Mismatch(f"has an item that {error}") from None
 
 
 def _one_of(value: Any, options: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from epcross.harness.running.supervisor import EXIT_CANCELLED, EXIT_DONE, EXIT_F
 
 TICK_S = 0.25
 PEERS_LIMIT_S = 20.0  # for the others once one supervisor ended badly
+FULL_BYTES = 1 << 20  # a disk with less free is the likely reason of a silent end
 CANCEL_LIMIT_S = 5.0  # from SIGTERM to SIGKILL
 
 
@@ -134,7 +136,14 @@ class _Rank:
 
     def last_words(self) -> str:
         lines = self.log.read_bytes()[self._log_start :].decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"the supervisor of rank {self.rank} ended with status {self.code}"
+        return lines[-1] if lines else f"the supervisor of rank {self.rank} ended with status {self.code}{self._full()}"
+
+    def _full(self) -> str:
+        """What to say beside its silence if the disk has no room, not even for last words."""
+        free_bytes = shutil.disk_usage(self.log.parent).free
+        if free_bytes >= FULL_BYTES:
+            return ""
+        return f"; the disk of {self.log.parent.parent} has {free_bytes} bytes free: free space there"
 
 
 def _wait(ranks: list[_Rank], limit_s: float) -> None:

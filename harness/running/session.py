@@ -50,7 +50,6 @@ class Session:
     def execute(self) -> JobEnd:
         """Measure what is not stored yet. Afterwards no process of the run lives, and another may resume it."""
         cancel = self.run.path / CANCEL_FILE
-        cancel.unlink(missing_ok=True)  # it was meant for an earlier session
         remove_stale()  # segments of runs that were killed
 
         def stop_asked() -> str | None:
@@ -199,6 +198,9 @@ def resume(path: Path) -> Session:
     except OSError as error:
         raise StoreError(f"cannot resume {path}: {error.strerror}; make it writable") from error
     try:
+        (run.path / CANCEL_FILE).unlink(missing_ok=True)  # it was meant for an earlier session
+        for folder in (run.units, run.attempts, run.logs):
+            folder.mkdir(exist_ok=True)  # people tidy up
         check_room(plan)
         set_aside_damaged(run)
         facts = environment_facts.collect()

@@ -106,7 +106,9 @@ def done_units(run: RunDirectory) -> set[UnitKey]:
 
 
 def set_aside_damaged(run: RunDirectory) -> list[Path]:
-    """Move unusable unit files to units/damaged/ and remove half-written ones, before a resume; the new paths.
+    """Move unusable unit files, and such a floor, to units/damaged/, and remove half-written ones; the new paths.
+
+    What was moved counts as not measured, so a resume measures it again.
 
     Only the owner of the run may call it: the temporary file of a living writer would go too.
 
@@ -117,17 +119,26 @@ def set_aside_damaged(run: RunDirectory) -> list[Path]:
     try:
         for temporary in run.units.glob(f".*{TEMPORARY_SUFFIX}"):
             temporary.unlink()
-        for problem in read_units(run)[1]:
+        for path in [problem.path for problem in read_units(run)[1]] + _damaged_floor(run):
             run.damaged.mkdir(exist_ok=True)
-            target = run.damaged / problem.path.name
+            target = run.damaged / path.name
             number = 1
             while target.exists():  # damaged twice: keep both
-                target = run.damaged / f"{problem.path.name}.{number}"
+                target = run.damaged / f"{path.name}.{number}"
                 number += 1
-            moved.append(problem.path.rename(target))
+            moved.append(path.rename(target))
     except OSError as error:
         raise StoreError(f"cannot set damaged units of {run.path} aside: {error.strerror}. Make it writable") from error
     return moved
+
+
+def _damaged_floor(run: RunDirectory) -> list[Path]:
+    path = run.path / "floor.json"
+    try:
+        whole = not path.exists() or isinstance(read_sealed(path), dict)
+    except DamagedFile:
+        whole = False
+    return [] if whole else [path]
 
 
 def planned_keys(points: Sequence[Point], timing: Timing) -> list[RowKey]:

@@ -138,6 +138,8 @@ def _id_problems(path: str, ids: NDArray[Any], num_experts: int) -> list[str]:
             f"trace {path}: {twice.sum()} tokens choose an expert twice, the first is token {row} with"
             f" {ids[row].tolist()}; choices of a token must be distinct"
         )
+    if not found and not (ids >= 0).any():
+        found.append(f"trace {path}: all ids are -1, so no token would be sent; it needs at least one choice")
     return found
 
 

@@ -61,3 +61,25 @@ def test_a_run_measured_by_other_code_or_elsewhere_is_not_resumed(tmp_path: Path
     with pytest.raises(StoreError, match=rf"{words}.*ffffffffffff.*go back to commit c0ffeec0ffee"):
         session.resume(first.run.path)
     assert owner_of(first.run.path) is None  # refused, and nobody is kept out by it
+
+
+def test_a_resume_finds_its_way_in_a_tidied_folder(tmp_path: Path) -> None:
+    first = session.start(build(["sweep=smoke", f"output_dir={tmp_path}"]))
+    release(first.run.path)
+    for folder in ("logs", "attempts", "units"):
+        (first.run.path / folder).rmdir()
+    (first.run.path / session.CANCEL_FILE).touch()  # came too late for the first session
+    again = session.resume(first.run.path)
+    assert all(folder.is_dir() for folder in (again.run.logs, again.run.attempts, again.run.units))
+    assert not (first.run.path / session.CANCEL_FILE).exists()
+    release(first.run.path)
+
+
+def test_a_cancel_that_comes_before_the_first_turn_is_heard(tmp_path: Path) -> None:
+    started = session.start(build(["sweep=smoke", f"output_dir={tmp_path}"]))
+    cancel = started.run.path / session.CANCEL_FILE
+    cancel.touch()
+    end = started.execute()
+    assert (end.end, end.reason) == ("cancelled", f"cancelled by {cancel}")
+    assert not cancel.exists()
+    assert owner_of(started.run.path) is None

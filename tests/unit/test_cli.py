@@ -153,3 +153,17 @@ def test_a_reader_that_stops_early_is_no_error():
     assert process.wait(60) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "says"),
+    [
+        (">&-", 0, ""),  # nobody wants the output
+        ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 1, "epcross: the output cannot be read or written: No space left on device\n"),
+    ],
+)
+def test_output_that_goes_nowhere_is_no_traceback(redirect: str, code: int, says: str):
+    command = f"exec {sys.executable} -m epcross.harness.cli plan sweep=smoke {redirect}"
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (code, says)

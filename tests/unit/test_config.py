@@ -99,6 +99,7 @@ def test_all_problems_at_once_with_suggestions():
         ("model@other=tiny", "~ and @ have no use here"),
         ("tokens_per_rank", "write key=value"),
         ("tokens_per_rank=shuffle(1,2)", "stable order"),
+        ("tokens_per_rank=range(1,1000000000000)", "has more than 100000 values"),
         ("tokens_per_rank=interval(1,2)", "range(start,stop,step)"),
         ("backend=glob(zz*)", "selects nothing"),
         ("ep_size=glob(2*)", "selects options of"),
@@ -239,3 +240,33 @@ def test_the_examples_of_the_readme_are_what_they_say(tmp_path: Path):
     plan = plan_of("sweep=example", "backend=plain,other", more=(tmp_path,))
     # 2 backends, 2 numbers of tokens, 2 rows of the zip; the exclusion names a backend that is not there
     assert len(plan.points) == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"description: \xff\xfe", "codec can't decode byte 0xff"),
+        (b"description: &a [*a]\n", "maximum recursion depth exceeded"),
+    ],
+)
+def test_a_file_that_no_parser_takes_is_named(tmp_path: Path, content: bytes, says: str):
+    folder = sweep_file(tmp_path, "")
+    (folder / "sweep" / "mine.yaml").write_bytes(content)
+    problem = the_problem("sweep=mine", more=(folder,))
+    assert problem.startswith(f"{folder / 'sweep' / 'mine.yaml'}: configuration cannot be composed: ")
+    assert says in problem
+
+
+def test_a_home_that_does_not_exist_is_told(tmp_path: Path):
+    said = "'~nobody-here/x' starts with the home of a user that is not known here; write the path out"
+    words = ("sweep=crossover", "backend=plain", "tokens_per_rank=1")
+    assert the_problem(*words, "output_dir='~nobody-here/x'") == said
+    assert the_problem(*words, "routing=trace", "routing.path='~nobody-here/x'") == said
+
+
+def test_a_wrong_item_of_a_list_is_told_apart_from_a_wrong_value():
+    words = ("sweep=crossover", "backend=plain")
+    said = "command line: tokens_per_rank has an item that is [0, 0], but must be an integer"
+    assert the_problem(*words, "tokens_per_rank=[[0,0]]") == said
+    said = "command line: tokens_per_rank is 'many', but must be an integer or a list"
+    assert the_problem(*words, "tokens_per_rank=many") == said

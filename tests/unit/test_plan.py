@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
+from epcross.harness.planning import assemble
 from epcross.harness.planning.grid import block_problems, excluded, expand, override_axis
 from epcross.harness.planning.library import Library
 from epcross.harness.planning.plan import Plan, build
@@ -287,3 +288,11 @@ def test_the_sweep_reports_every_impossible_combination_once():
     problems = problems_of("sweep=crossover", "backend=plain", "ep_size=3,5,2", "model=deepseek_v3,tiny")
     assert len(problems) == 4
     assert all("does not divide" in problem for problem in problems)
+
+
+def test_a_sweep_beyond_all_measure_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(assemble, "MAX_POINTS", 6)
+    words = ("sweep=crossover", "backend=plain", "regime=steady")
+    assert len(plan_of(*words, "tokens_per_rank=1,2,3,4,5,6").points) == 6
+    said = "the sweep has more than 6 points; split it, or give fewer values"
+    assert the_problem(*words, "tokens_per_rank=1,2,3,4,5,6,7") == said

@@ -55,3 +55,22 @@ def test_a_line_that_is_not_finished_waits(tmp_path: Path) -> None:
     path.write_text('{"event": "a"}\n{"event": "b"}\n')
     assert reader.read() == [{"event": "b"}]
     assert reader.read() == []
+
+
+def test_lines_that_a_crash_spoiled_are_left_out(tmp_path: Path) -> None:
+    ProgressLog(tmp_path).note("session", units=3, done=0)
+    path = tmp_path / "progress.jsonl"
+    (whole,) = path.read_bytes().splitlines(keepends=True)
+    spoiled = [
+        b'{"time": "2026-01-01T0' + whole,  # a power cut, and the next session on the same line
+        b"\0" * 40 + b"\n",
+        b"\xff\xfe\n",
+        b"[1, 2]\n",
+        whole.replace(b"units", b"unitz"),
+        whole.replace(b"-", b"x"),
+    ]
+    path.write_bytes(b"".join(spoiled) + whole)
+    (note,) = ProgressReader(tmp_path).read()
+    pace = Pace()
+    pace.take(note)
+    assert (pace.planned, pace.done) == (3, 0)

@@ -26,10 +26,12 @@ from epcross.harness.storing.store import (
     missing_rows,
     open_run,
     planned_keys,
+    read_floor,
     read_units,
     release,
     set_aside_damaged,
     start_unit,
+    write_floor,
     write_unit,
 )
 from epcross.harness.terms import Regime, Stage, Status
@@ -269,3 +271,13 @@ def test_a_failed_unit_has_a_row_for_everything_planned(run: RunDirectory):
         )
         write_unit(run, UnitResult(point_id=point.point_id, launch=launch, records=records))
     assert missing_rows(read_units(run)[0], [point], TIMING) == []
+
+
+def test_a_resume_sets_a_damaged_floor_aside(run: RunDirectory):
+    write_floor(run, {"cpu_ep2": {"copy_gbps": 10.5}})
+    assert set_aside_damaged(run) == []
+    assert read_floor(run) == {"cpu_ep2": {"copy_gbps": 10.5}}
+    floor = run.path / "floor.json"
+    floor.write_bytes(floor.read_bytes()[:-7])
+    assert set_aside_damaged(run) == [run.damaged / "floor.json"]
+    assert read_floor(run) is None
