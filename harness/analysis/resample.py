@@ -36,6 +36,9 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 RNG_SEED = 0
 
+CALLING_LAUNCHES = 3
+"""Launches from which a difference may be called: two agree by chance too often (8 % of equal pairs, in simulation)."""
+
 
 class Trials:
     """The latencies of one series: `table[point, launch, seed, chain]` in microseconds, NaN where there is none.
@@ -106,6 +109,8 @@ class Support:
         """Why no difference may be called on so little; empty if one may."""
         if self.launches < 2:
             return "one launch says nothing about the variance between launches"
+        if self.launches < CALLING_LAUNCHES:
+            return f"{self.launches} launches are fewer than {CALLING_LAUNCHES}: they agree by chance too often"
         if self.trials < MIN_TRIALS:
             return f"{self.trials} trials are fewer than {MIN_TRIALS}"
         return ""

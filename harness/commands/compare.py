@@ -38,7 +38,7 @@ def command(run_a: Path, run_b: Path, margin: float, keep: tuple[str, ...], as_j
     """Compare run B with run A, each a run directory, a merged folder or a rows.parquet, point by point, worst first.
 
     A point is slower or faster if its median changed by more than the margin and the 95 % interval of the ratio leaves
-    1 out; equal if the whole interval lies within the margin; unclear otherwise, as always with a single launch.
+    1 out; equal if the whole interval lies within the margin; unclear otherwise, as always with one or two launches.
 
     \b
     Exit code: 0 no round trip (or layer) is slower

@@ -147,6 +147,8 @@ def test_support_says_what_may_not_be_called(tmp_path: Path) -> None:
     one = support([trials(tmp_path / "1", (1, 3, 10))])
     assert one.within_launch
     assert one.objection == "one launch says nothing about the variance between launches"
+    two = support([trials(tmp_path / "two", (2, 1, 4))])
+    assert two.objection == "2 launches are fewer than 3: they agree by chance too often"
     few = support([trials(tmp_path / "2", (3, 1, 2))])
     assert (few.kind, few.objection) == (IntervalKind.RANGE, "6 trials are fewer than 8")
     assert few.columns() == {
