@@ -2,7 +2,7 @@
 
 Every run is an exhaustive search by spin. Those of the protocols as implemented must hold; each seeded fault must be
 found, in the way that is expected of it. `--traces DIR` writes a shortest trace of every fault, `--long` adds searches
-that take minutes and gigabytes. Exit status 0 only if every run ends as expected.
+that take minutes and 1.6 GB. Exit status 0 only if every run ends as expected.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def table(outcomes: list[Outcome]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run everything, print the table, keep the traces if asked to."""
     parser = argparse.ArgumentParser(prog="python -m epcross.kernels.model.check", description="Prove the protocols.")
-    parser.add_argument("--long", action="store_true", help="add the searches that take minutes and gigabytes")
+    parser.add_argument("--long", action="store_true", help="add the searches that take minutes, and 1.6 GB")
     parser.add_argument("--traces", type=Path, help="write the trace of every fault into this folder")
     chosen = parser.parse_args(arguments)
     if why := unavailable():

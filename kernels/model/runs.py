@@ -76,7 +76,7 @@ LONG = (
     _three("sentinel", "every token to all", "FULL", "FIRST_SCENARIO=3"),
     _two("sentinel", "no reduction, all", "LITERAL", payload=1),
 )
-"""Minutes and gigabytes: only on demand."""
+"""Minutes, and 1.6 GB: only on demand."""
 
 FAULTS = (
     _fault("sentinel", "one landing set", Verdict.LOST, "ONE_SET"),
