@@ -3,9 +3,9 @@
 A verdict needs the same point and phase on both sides, under conditions that make latencies comparable. `slower` and
 `faster` are called only if the medians differ by more than the margin and the 95 % interval of their ratio leaves 1
 out, `equal` only if the whole interval lies within the margin; what is left is `unclear`, never a silent pass. With
-fewer than `CALLING_LAUNCHES` launches or `MIN_TRIALS` trials on a side nothing is called (`resample` says why). Of many points that
-did not change, up to 5 % may be called changed by chance, and launches of one run do not see what changes between runs
-(other load, another clock): take both runs in the same hour.
+fewer than `CALLING_LAUNCHES` launches or `MIN_TRIALS` trials on a side nothing is called (`resample` says why). Of many
+points that did not change, up to 5 % may be called changed by chance, and launches of one run do not see what changes
+between runs (other load, another clock): take both runs in the same hour.
 """
 
 import math
