@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import report_runs
 import yaml
 from report_runs import FIXED_US, TOKENS, make_run, model_us, points
 
@@ -183,7 +184,8 @@ def test_ratios_are_to_the_fastest_of_the_others(usual):
         assert entry["best_peer"] == peer
         assert entry["ratio"] == pytest.approx(expected)
         assert entry["low"] <= entry["ratio"] <= entry["high"]
-        assert entry["high"] / entry["low"] < 1.25  # launches are drawn together
+        # launches are drawn together; two of them widen an interval more than twelvefold
+        assert entry["high"] / entry["low"] < 1.4
 
 
 def test_the_map_names_the_fastest_and_its_lead(usual):
@@ -197,6 +199,12 @@ def test_the_map_names_the_fastest_and_its_lead(usual):
     assert places["steady", 1][2] == pytest.approx(11 / 6 - 1)
     assert places["steady", 64][:2] == ("shm_fence", "shm_sentinel")
     assert places["steady", 64][2] == pytest.approx(132 / 74 - 1)
+    assert not any(winner.clear for winner in crossover_map.winners(scene.cells))  # two launches tell nothing
+
+
+def test_the_map_calls_a_win_clear_from_three_launches_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(report_runs, "TIMING", replace(report_runs.TIMING, launches=3))
+    scene = scene_of(make_run(tmp_path))
     assert all(winner.clear for winner in crossover_map.winners(scene.cells))
 
 
