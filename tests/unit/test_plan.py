@@ -45,7 +45,7 @@ def test_quickstart_is_what_the_first_run_promises():
     assert {p.regime for p in plan.points} == {Regime.STEADY, Regime.ENTRY}
     assert {(p.model.name, p.model.hidden, p.model.top_k) for p in plan.points} == {("deepseek_v3", 7168, 8)}
     assert plan.timing.repeats == 9
-    assert [(job.ep_size, len(job.points)) for job in plan.jobs] == [(2, 10), (4, 4)]
+    assert [(job.ep_size, len(job.points)) for job in plan.jobs] == [(2, 10), (4, 2)]
 
 
 def test_floor_has_jobs_and_no_points():
