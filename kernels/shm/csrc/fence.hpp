@@ -33,7 +33,7 @@ class Fence : public Exchange {
                 if (streaming) {
                     write_record(record, batch, token, copy_streaming);
                 } else {
-                    write_record(record, batch, token, std::memcpy);
+                    write_record(record, batch, token, copy_vectors);
                 }
             }
         }
@@ -64,7 +64,7 @@ class Fence : public Exchange {
             run_experts(staged, record, touch, partial, copy_streaming);
             drain_streaming();  // before the flag that combine raises
         } else {
-            run_experts(staged, record, touch, partial, std::memcpy);
+            run_experts(staged, record, touch, partial, copy_vectors);
         }
     }
 

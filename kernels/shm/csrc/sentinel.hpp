@@ -61,7 +61,7 @@ class Sentinel : public Exchange {
                 EPCROSS_STEP(record);
                 if (peer(i) == rank()) {
                     write_record(bytes(record_at(set, rank(), rank(), static_cast<std::size_t>(slot))), batch, token,
-                                 std::memcpy);
+                                 copy_vectors);
                 } else {
                     push_record(batch, token, set, peer(i), static_cast<std::size_t>(slot));
                 }
@@ -95,7 +95,7 @@ class Sentinel : public Exchange {
         std::size_t n = 0;
         run_experts(
             staged, [&](auto source, auto slot) { return bytes(record_at(set, rank(), source, slot)); }, touch_words,
-            [&](auto, auto) { return own_partial(n++); }, std::memcpy);
+            [&](auto, auto) { return own_partial(n++); }, copy_vectors);
     }
 
     /// Sums of the own tokens -> `out` [tokens, hidden].

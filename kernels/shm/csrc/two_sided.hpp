@@ -43,7 +43,7 @@ class TwoSided : public Exchange {
                 const std::int32_t slot = sent_.slot(token, to);
                 if (slot == Routing::kNone) continue;
                 EPCROSS_STEP(record);
-                write_record(staged_at(rank(), to, static_cast<std::size_t>(slot)), batch, token, std::memcpy);
+                write_record(staged_at(rank(), to, static_cast<std::size_t>(slot)), batch, token, copy_vectors);
             }
         }
         raise(ws_.layout.dispatch_flags, [&](auto to) { return sent_.count(to); });
@@ -51,7 +51,7 @@ class TwoSided : public Exchange {
             const std::uint32_t source = peer(i);
             EPCROSS_STEP(await);
             wait_flag(patience_, waiting(source, "dispatch"), ws_.line(rank(), ws_.layout.dispatch_flags, source));
-            std::memcpy(record_at(source, 0), staged_at(source, rank(), 0),
+            copy_vectors(record_at(source, 0), staged_at(source, rank(), 0),
                         received_[source] * ws_.layout.record_bytes);
         }
     }
@@ -64,7 +64,7 @@ class TwoSided : public Exchange {
     void experts(const Byte* staged) {
         run_experts(
             staged, [&](auto source, auto slot) { return record_at(source, slot); }, touch,
-            [&](auto source, auto slot) { return partial_at(source, slot); }, std::memcpy);
+            [&](auto source, auto slot) { return partial_at(source, slot); }, copy_vectors);
     }
 
     /// Sums of the own tokens -> `out` [tokens, hidden].
@@ -74,14 +74,14 @@ class TwoSided : public Exchange {
         // round's partials out.
         for (std::uint32_t source = 0; source < ep_size(); ++source) {
             EPCROSS_STEP(combine);
-            std::memcpy(return_at(rank(), source), partial_at(source, 0), received_[source] * bytes);
+            copy_vectors(return_at(rank(), source), partial_at(source, 0), received_[source] * bytes);
         }
         raise(ws_.layout.combine_flags, [&](auto to) { return received_[to]; });
         for (std::uint32_t i = 0; i < ep_size(); ++i) {
             const std::uint32_t from = peer(i);
             EPCROSS_STEP(await_combine);
             wait_flag(patience_, waiting(from, "combine"), ws_.line(rank(), ws_.layout.combine_flags, from));
-            std::memcpy(returned_at(from, 0), return_at(from, rank()), sent_.count(from) * bytes);
+            copy_vectors(returned_at(from, 0), return_at(from, rank()), sent_.count(from) * bytes);
         }
         EPCROSS_STEP(sum);
         reduce(out, [&](auto from, auto slot) { return returned_at(from, slot); });
