@@ -105,6 +105,9 @@ test: $(TOOLS) lint ## lint and every test; skips with a sentence what this mach
 test-slow: $(TOOLS) ## the tests left out of `make test` for their length
 	@$(PYTEST) -m slow
 
+prove: setup ## check the model of the protocols exhaustively, and find every seeded fault (needs spin and a C compiler)
+	@$(BIN)/python -m epcross.kernels.model.check
+
 bench: setup kernels ## judge the speed of the CPU kernels against each other, gloo and the floor (RUN=... an earlier run)
 	@$(BIN)/python tests/benchmark/speed.py $(RUN)
 
