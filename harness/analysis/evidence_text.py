@@ -1,7 +1,6 @@
 """What the documents say of a committed run, as Markdown. Every number comes from its rows, floor and environment."""
 
 from collections.abc import Callable
-from datetime import datetime
 
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.table import microseconds
@@ -78,14 +77,9 @@ def rows(run: EvidenceRun) -> str:
 
 
 def wall(run: EvidenceRun) -> str:
-    """From the creation of the run to the end of its last unit."""
-    created = datetime.fromisoformat(run.run.created)
-    ends = [
-        (datetime.fromisoformat(row.started_at) - created).total_seconds() + (row.wall_s or 0.0)
-        for row in run.rows
-        if row.started_at
-    ]
-    return f"{max(ends):.0f} s" if ends else "unknown"
+    """Time inside units, one after another, by the monotonic clock; starting process groups comes on top."""
+    units = {(row.point_id, row.launch): row.wall_s or 0.0 for row in run.rows}
+    return f"{sum(units.values()):.0f} s" if any(units.values()) else "unknown"
 
 
 def size(run: EvidenceRun) -> str:

@@ -18,7 +18,7 @@ from epcross.harness.running.progress import ProgressReader
 from epcross.harness.storing.store import missing_rows, open_run, read_floor, read_units
 
 SMALL = ("sweep=smoke", "backend=shm_fence,shm_sentinel", "model=tiny", "tokens_per_rank=1", "regime=steady")
-SLOW = (*SMALL, "timing.chains=3", "timing.chain_ms=250", "timing.max_pairs=10000000")
+SLOW = (*SMALL, "timing.chains=10", "timing.chain_ms=250", "timing.max_pairs=10000000")
 
 
 class Epcross:
