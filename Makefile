@@ -49,7 +49,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow bench evidence lint format torch lock clean
+.PHONY: help quickstart setup kernels test test-slow prove bench evidence lint format torch lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
