@@ -69,10 +69,12 @@ def test_early_re_arming_is_found_by_a_row() -> None:
     assert "has seen 1 row(s)" in text or "has seen 2 row(s)" in text
 
 
-def test_without_a_release_fence_re_armings_may_arrive_and_need_not() -> None:
+@NEEDS_SPIN
+@pytest.mark.timeout(900)
+def test_without_a_release_fence_re_armings_may_arrive_and_need_not(outcomes: dict[Run, check.Outcome]) -> None:
     """The reduction delivers quiet stores at a fence: without one they would never arrive, which proves too much."""
     (run,) = (run for run in FAULTS if run.slug == "sentinel-no-release-fence")
-    assert "LITERAL" in run.defines
+    assert outcomes[run].states > 100_000  # with it, 7,060
 
 
 @pytest.mark.parametrize(
