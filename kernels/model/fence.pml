@@ -34,6 +34,9 @@
 #include "memory.pml"
 #include "routing.pml"
 
+#ifndef LEAD
+#define LEAD 1 /* one dispatch ahead, no more */
+#endif
 byte begun[RANKS]; /* dispatches */
 byte epoch[RANKS];
 hidden byte d_, t_, k_, w_, base_;
@@ -82,7 +85,7 @@ inline send(r, n) {
         begun[r]++;
         k_ = 0;
         do
-        :: k_ < RANKS -> assert(begun[r] <= begun[k_] + 1); k_++ /* one dispatch ahead, no more */
+        :: k_ < RANKS -> assert(begun[r] <= begun[k_] + LEAD); k_++
         :: else -> break
         od;
 #ifndef EPOCH_STUCK
@@ -100,13 +103,12 @@ inline send(r, n) {
     }
 }
 
-/* --- experts: every received word is what was sent for this round */
+/* --- experts: every received word is what was sent for this round; a flag's count is looked at once, by its wait */
 
 inline read(r, n) {
     d_ = 0;
     do
     :: d_ + 1 < RANKS ->
-        assert(COUNT_IN(mem[FLAG_AT(r, PEER(r, d_))]) == COUNT(n, PEER(r, d_), r));
         k_ = 0;
         do
         :: k_ < COUNT(n, PEER(r, d_), r) ->
@@ -193,7 +195,12 @@ proctype Rank(byte r) {
         d_step { read(r, n); skip };
 #endif
         do
-        :: i + 1 < RANKS -> atomic { RAISED(r, PEER(r, i), 0) -> i++ }
+        :: i + 1 < RANKS ->
+            atomic {
+                RAISED(r, PEER(r, i), 0) ->
+                assert(COUNT_IN(mem[FLAG_AT(r, PEER(r, i))]) == COUNT(n, PEER(r, i), r));
+                i++
+            }
         :: i + 1 == RANKS -> break
         od;
         experts(r, n);
