@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,13 @@ def command(run_a: Path, run_b: Path, margin: float, keep: tuple[str, ...], as_j
     from epcross.harness.analysis.compare_table import compare_table
 
     try:
-        frames = [frame.load(path) for path in (run_a, run_b)]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", UserWarning)
+            frames = [frame.load(path) for path in (run_a, run_b)]
     except StoreError as error:
         raise InputError(str(error)) from error  # its own exit code, 1, means slower here
+    for text in dict.fromkeys(str(warning.message) for warning in told if warning.category is UserWarning):
+        click.echo(f"epcross: {text}", err=True)  # which damaged units are left out
     compared = compare(*frames, margin=margin, keep=keep)
     code = exit_code(compared)
     if as_json:
