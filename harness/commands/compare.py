@@ -2,13 +2,12 @@
 
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from epcross.harness.commands import console, json_option
+from epcross.harness.commands import console, json_option, warnings_as_lines
 from epcross.harness.errors import InputError, StoreError
 from epcross.harness.terms import Flag
 
@@ -54,13 +53,10 @@ def command(run_a: Path, run_b: Path, margin: float, keep: tuple[str, ...], as_j
     from epcross.harness.analysis.compare_table import compare_table
 
     try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", UserWarning)
+        with warnings_as_lines():
             frames = [frame.load(path) for path in (run_a, run_b)]
     except StoreError as error:
         raise InputError(str(error)) from error  # its own exit code, 1, means slower here
-    for text in dict.fromkeys(str(warning.message) for warning in told if warning.category is UserWarning):
-        click.echo(f"epcross: {text}", err=True)  # which damaged units are left out
     compared = compare(*frames, margin=margin, keep=keep)
     code = exit_code(compared)
     if as_json:
