@@ -70,7 +70,7 @@ def _caption(compared: pd.DataFrame) -> list[str]:
     if not compared["headline"].astype(bool).all():
         lines.append("dispatch and combine alone are diagnostics: shown, not judged, since waiting moves between them")
     if note := compared.attrs.get("note"):
-        lines.append(f"rows left out: {note}")
+        lines.append(note)
     return [*lines, *_sums(compared)]
 
 

@@ -86,6 +86,8 @@ def find(
             (regimes, say): then every such column is named.
     """
     by = list(CONDITIONS if by is None else by)
+    if not by:
+        raise InputError("`by` names no column; leave it out to group by every condition, or name one, such as ep_size")
     require_columns(frame, by)
     if not 0 <= margin < math.inf:
         raise InputError(f"margin {margin} must be a share from 0 on, such as 0.03")

@@ -1,8 +1,10 @@
 """One file per verb of the command line, each with `command`. Options that verbs share are here."""
 
+import contextlib
 import shutil
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,16 @@ def console() -> Console:
     """Where tables go: as wide as the terminal, at most `WIDTH`."""
     terminal = sys.stdout.isatty()
     return Console(width=min(WIDTH, shutil.get_terminal_size().columns) if terminal else WIDTH, highlight=False)
+
+
+@contextlib.contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print what is warned of inside, such as damaged units left out, as lines for people on stderr, each once."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in told if warning.category is UserWarning):
+        click.echo(f"epcross: {text}", err=True)
 
 
 def overrides_argument(function: F) -> F:

@@ -1,5 +1,6 @@
 """`epcross check`: does a backend do what the contract says, on this machine, in processes as in a run?"""
 
+import math
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from epcross.harness.verification.contract import Case
 
 LIMIT_S = 20.0
+MOST_S = 86_400.0
 MOST_HANGS = 2
 MOST_PROBLEMS = 4
 
@@ -27,7 +29,11 @@ MOST_PROBLEMS = 4
 @click.command("check")
 @click.argument("words", nargs=-1, metavar="backend=NAME [KEY=VALUE]...")
 @click.option(
-    "--limit-s", default=LIMIT_S, show_default=True, type=click.FloatRange(min=1), help="Seconds for each case."
+    "--limit-s",
+    default=LIMIT_S,
+    show_default=True,
+    type=click.FloatRange(min=1, max=MOST_S),
+    help="Seconds for each case.",
 )
 @config_dir_option
 def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...]) -> int:
@@ -48,6 +54,8 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     from epcross.harness.running.prebuild import prebuild
     from epcross.kernels.shm.segment import remove_stale
 
+    if math.isnan(limit_s):  # which is in every range
+        raise click.BadParameter(f"nan is not in the range 1<=x<={MOST_S:.0f}.", param_hint="'--limit-s'")
     request = read_request(words, config_dirs)
     if why := loader.unavailable(request.config):
         raise EpcrossError(f"{request.config.name} cannot be used here: {why}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from epcross.harness.commands import console, json_option
+from epcross.harness.commands import console, json_option, warnings_as_lines
 from epcross.harness.errors import InputError, StoreError
 from epcross.harness.terms import Flag
 
@@ -53,7 +53,8 @@ def command(run_a: Path, run_b: Path, margin: float, keep: tuple[str, ...], as_j
     from epcross.harness.analysis.compare_table import compare_table
 
     try:
-        frames = [frame.load(path) for path in (run_a, run_b)]
+        with warnings_as_lines():
+            frames = [frame.load(path) for path in (run_a, run_b)]
     except StoreError as error:
         raise InputError(str(error)) from error  # its own exit code, 1, means slower here
     compared = compare(*frames, margin=margin, keep=keep)

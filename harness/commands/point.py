@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from epcross.harness.commands import WIDTH
+from epcross.harness.commands import WIDTH, warnings_as_lines
 
 if TYPE_CHECKING:
     from epcross.harness.record import Record
@@ -64,7 +64,8 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     timing = replace(found.plan.timing, launches=1)
     if profile:
         timing = replace(timing, wall_limit_s=timing.wall_limit_s * PATIENCE)
-    stored = _stored(found)
+    with warnings_as_lines():
+        stored = _stored(found)
     session = sessions.start(alone(found.plan, found.point, timing=timing, output_dir=output_dir, note=note))
     session.profile = profile
     session.stop_asked = StopSignal().asked

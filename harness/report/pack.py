@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 import epcross
 from epcross.harness.analysis.material import Material, Run
 from epcross.harness.errors import ConfigError, StoreError
+from epcross.harness.report.page import report_files
 from epcross.harness.storing.parquet import ROWS_FILE, SAMPLES_FILE, rows_table
 from epcross.harness.storing.sealed import write_whole
 
@@ -43,7 +44,7 @@ def pack(material: Material, report: Path, target: Path) -> Path:
     """
     check_name(target)
     try:
-        files = {f"report/{path.relative_to(report).as_posix()}": path.read_bytes() for path in _report_files(report)}
+        files = {f"report/{path.relative_to(report).as_posix()}": path.read_bytes() for path in report_files(report)}
         for run in material.runs:
             files |= {f"runs/{run.run_id}/{name}": content for name, content in _run_files(run).items()}
         files["README.md"] = _readme(material).encode()
@@ -100,10 +101,6 @@ def verify_pack(path: Path) -> list[str]:
     both = sorted(listed.keys() & hashes.keys())
     problems += [f"{name}: its checksum does not hold" for name in both if listed[name] != hashes[name]]
     return problems
-
-
-def _report_files(report: Path) -> list[Path]:
-    return sorted(path for path in report.rglob("*") if path.is_file())
 
 
 def _run_files(run: Run) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from epcross.harness.report.document import Document, Table
 from epcross.harness.report.markdown import to_markdown
 
 PAGE = "report.html"
+MARKDOWN = "report.md"
 _OURS = {"tables": ("*.csv",), "figures": ("*.svg", "*.pdf", "*.csv")}
 
 
@@ -44,7 +45,7 @@ def write(document: Document, folder: Path) -> Path:
     drawings = {figure.name: canvas.svg(figure) for figure in document.figures}
     files = {
         PAGE: to_html(document, drawings).encode(),
-        "report.md": to_markdown(document).encode(),
+        MARKDOWN: to_markdown(document).encode(),
         **{f"tables/{table.name}.csv": _table_csv(table) for table in document.tables},
         **{f"figures/{name}.svg": svg for name, svg in drawings.items()},
         **{f"figures/{figure.name}.pdf": canvas.pdf(figure) for figure in document.figures},
@@ -61,6 +62,12 @@ def write(document: Document, folder: Path) -> Path:
             f"the report could not be written to {folder}: {error.strerror}. Choose another folder with --output"
         ) from error
     return folder / PAGE
+
+
+def report_files(folder: Path) -> list[Path]:
+    """The files of the report in `folder`, without whatever else lies there."""
+    places = [(folder, (PAGE, MARKDOWN)), *((folder / name, patterns) for name, patterns in _OURS.items())]
+    return sorted(path for place, patterns in places for pattern in patterns for path in place.glob(pattern))
 
 
 def _clear(folder: Path) -> None:

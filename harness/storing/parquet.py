@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ROWS_FILE = "rows.parquet"
 SAMPLES_FILE = "samples.parquet"
+NAMED = 3
+"""Damaged units that one warning names; the others are counted."""
 
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
@@ -169,7 +171,9 @@ def _whole_units(run: RunDirectory) -> list[UnitResult]:
     """The units of `run`; a warning names those that are left out."""
     results, problems = read_units(run)
     if problems:
-        names = "; ".join(str(problem) for problem in problems)
+        names = "; ".join(str(problem) for problem in problems[:NAMED])
+        if more := problems[NAMED:]:
+            names += f"; and {len(more)} more"
         warnings.warn(f"{run.path}: {len(problems)} damaged units are left out: {names}", stacklevel=4)
     return results
 

@@ -110,6 +110,12 @@ def test_exit_codes(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("limit_s", ["nan", "inf", "1e300", "0"])
+def test_a_limit_that_is_no_time_is_refused(limit_s: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.run(["check", "backend=shm_fence", "case=plain", "--limit-s", limit_s]) == 2
+    assert "is not in the range 1<=x<=86400" in capsys.readouterr().err
+
+
 def test_backends_fit_a_page_and_give_reasons(capsys: pytest.CaptureFixture[str]):
     assert cli.run(["backends", *HERE]) == 0
     out = capsys.readouterr().out

@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from analysis_values import point, record, simulate, write
+from report_runs import make_run
+from report_runs import points as report_points
 from rich.console import Console
 
 from epcross.harness.analysis.compare import COLUMNS, Verdict, call, compare, exit_code
@@ -248,6 +250,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "does not exist" in capsys.readouterr().err
     assert cli(["compare", a, b, "--margin", "-1"]) == 2
     capsys.readouterr()
+
+
+def test_the_command_says_which_damaged_units_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, report_points(["shm_fence"], [Regime.STEADY], tokens=(1,)))
+    whole = write(tmp_path / "whole", trials(point("x", 4)))
+    unit = min((run / "units").iterdir())
+    unit.write_bytes(unit.read_bytes()[:100])
+    assert cli(["compare", str(run), str(whole)]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"epcross: {run}: 1 damaged units are left out: {unit.name}")
 
 
 def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,8 @@ def test_groups_by_conditions_and_says_what_must_not_be_mixed(tmp_path: Path) ->
         find(rows, "a", "b", by=["ep_size"])
     with pytest.raises(InputError, match="no column modell"):
         find(rows, "a", "b", by=["modell"])
+    with pytest.raises(InputError, match="`by` names no column"):
+        find(rows, "a", "b", by=[])
     with pytest.raises(InputError, match=r"no row with backend c beside .* There are: a, b"):
         find(rows, "a", "c")
     with pytest.raises(InputError, match="machine does not tell subjects apart; use backend, options"):

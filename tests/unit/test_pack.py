@@ -167,3 +167,15 @@ def test_names_and_places_that_cannot_be(run: Path, tmp_path: Path, capsys: pyte
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="could not be written"):
         pack.pack(material.load([run]), tmp_path, tmp_path / "file" / "x.tar.gz")
+
+
+def test_only_the_report_is_packed_of_what_lies_in_its_folder(run: Path, tmp_path: Path):
+    folder = tmp_path / "report"
+    target = folder / "evidence.tar.gz"  # the second archive must not hold the first
+    command = ["report", str(run), "--output", str(folder), "--pack", str(target)]
+    assert cli.run(command) == 0
+    first = target.read_bytes()
+    (folder / "private.txt").write_text("not for deposit")
+    (folder / "tables" / "notes.txt").write_text("nor this")
+    assert cli.run(command) == 0
+    assert target.read_bytes() == first

@@ -78,6 +78,14 @@ def test_a_damaged_unit_is_named_when_rows_are_loaded(run: RunDirectory):
         assert len(load_rows(run.path)) == 4
 
 
+def test_of_many_damaged_units_a_few_are_named_and_all_are_counted(run: RunDirectory):
+    for launch in range(5):
+        write_unit(run, make_unit(make_point(), launch)).write_bytes(b"{}")
+    with pytest.warns(UserWarning, match=r"5 damaged units are left out: .*; and 2 more$") as told:
+        assert len(load_rows(run.path)) == 0
+    assert str(told[0].message).count("is damaged") == 3
+
+
 @pytest.mark.parametrize("name", ["rows.parquet", "samples.parquet"])
 def test_a_damaged_table_is_a_clear_error(run: RunDirectory, name: str):
     write_unit(run, make_unit(make_point()))
