@@ -85,7 +85,8 @@ def _altered_once(value: Any, drawn: random.Random) -> Any:
 
 
 def fuzz(seconds: float, case: Callable[[random.Random], object], allowed: tuple[type[Exception], ...]) -> int:
-    """Run `case` with the seeds 0, 1, 2, ... until the time is over; returns how many of them were refused.
+    """Run `case` with the seeds 0, 1, 2, ... until the time is over, and at least `LEAST_SEEDS` of them; returns how
+    many were refused.
 
     Any other exception than `allowed`, an error without words, or a case that takes too long fails the test.
     """
@@ -103,9 +104,13 @@ def fuzz(seconds: float, case: Callable[[random.Random], object], allowed: tuple
     return refused
 
 
+LEAST_SEEDS = 24
+"""Run whatever the time: how much a test sees must not depend on how busy the machine is."""
+
+
 def _seeds(seconds: float) -> Iterator[int]:
     end, seed = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
+    while seed < LEAST_SEEDS or time.monotonic() < end:
         yield seed
         seed += 1
 
