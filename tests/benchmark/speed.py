@@ -83,9 +83,6 @@ def _goals(rows: list[Record], copy_gbps: float) -> list[Goal]:
         *with_gloo,
         Goal(words="shm_fence dispatch at 512 tokens over the floor's copy", value=fence_gbps / copy_gbps, least=0.6),
         Goal(
-            words="shm_fence over gloo, dispatch, 512 tokens", value=dispatch("gloo") / dispatch("shm_fence"), least=1.0
-        ),
-        Goal(
             words="shm_fence over shm_two_sided, dispatch, 512 tokens",
             value=dispatch("shm_two_sided") / dispatch("shm_fence"),
             least=1.0,
