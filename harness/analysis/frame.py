@@ -14,7 +14,6 @@ Bytes are counts of the whole group times the bytes of a row as it travels, padd
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,19 +23,12 @@ import pandas as pd
 from epcross.harness.errors import InputError
 from epcross.harness.storing import store
 from epcross.harness.storing.parquet import ROWS_SCHEMA
+from epcross.harness.storing.rows import CLOSED_LISTS
 from epcross.harness.terms import (
     Domain,
     Flag,
     Phase,
-    PlacementKind,
-    Regime,
-    RoutingKind,
-    RowFormat,
-    Scope,
-    Sharing,
-    Stage,
     Status,
-    WeightsBy,
 )
 
 SUBJECT = ("backend", "options", "backend_version", "tuned")
@@ -69,22 +61,6 @@ VIEWS: Mapping[str, str] = {
     "wire_bytes": "pairs_remote_sum",
 }
 """Convention -> the column of counts it multiplies."""
-
-CLOSED_LISTS: Mapping[str, type[StrEnum]] = {
-    "phase": Phase,
-    "status": Status,
-    "failed_stage": Stage,
-    "weights_by": WeightsBy,
-    "domain": Domain,
-    "sharing": Sharing,
-    "scope": Scope,
-    "routing": RoutingKind,
-    "placement": PlacementKind,
-    "dispatch_format": RowFormat,
-    "combine_format": RowFormat,
-    "regime": Regime,
-}
-"""Columns that become ordered categories, in the order of their closed list."""
 
 _OPTIONAL_WORDS = (
     "backend_version", "transport", "algorithm", "kernels", "boundary", "estimator", "ids_hash",

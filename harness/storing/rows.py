@@ -150,7 +150,7 @@ def _routing_params(routing: Routing) -> dict[str, object]:
     }
 
 
-_CLOSED: dict[str, type[StrEnum]] = {
+CLOSED_LISTS: Mapping[str, type[StrEnum]] = {
     "phase": Phase,
     "status": Status,
     "failed_stage": Stage,
@@ -164,6 +164,8 @@ _CLOSED: dict[str, type[StrEnum]] = {
     "combine_format": RowFormat,
     "regime": Regime,
 }
+"""Columns that hold one word of a closed list."""
+
 _CLOSED_WORDS: dict[str, type[StrEnum]] = {"flags": Flag, "boundary": Boundary}
 _LATENCY = ("latency_us", "latency_min_us", "latency_max_us", "estimator")
 _REQUIRED = ("run_id", "point_id", "backend", "model", "measure_hash", "machine", "allocation_id")
@@ -208,7 +210,7 @@ def _type_problems(record: Record) -> list[str]:
 
 def _closed_list_problems(record: Record) -> list[str]:
     problems = []
-    for name, words in _CLOSED.items():
+    for name, words in CLOSED_LISTS.items():
         value = getattr(record, name)
         if value is not None and value not in set(words):
             problems.append(f"{name} is {value!r}; allowed: {', '.join(words)}")
