@@ -1,0 +1,1 @@
+"""One-sided dispatch and combine over NVLink, in CUDA: `OneSidedAllToAll` in `exchange` is the way in."""
