@@ -225,7 +225,7 @@ def _compile(entry: Path, options: Mapping[str, object], path: Path) -> None:
         words = f"{log.getvalue()}{error}\n"
         failed = path.with_suffix(".failed.log")
         _write(failed, words.encode())
-        first = next((line.strip() for line in words.splitlines() if "error" in line.lower()), str(error))
+        first = next((line.strip() for line in words.splitlines() if "error:" in line), str(error))
         raise BuildError(
             f"{entry.name} does not compile for {options['arch']}: {first}; the whole log: {failed}"
         ) from error
