@@ -1,1 +1,1 @@
-"""One-sided dispatch and combine over NVLink, in CUDA: `OneSidedAllToAll` in `exchange` is the way in."""
+"""The one-sided exchange between GPUs of one NVLink domain: Fence and Sentinel in CUDA."""
