@@ -121,7 +121,7 @@ class Views:
     def _control(self, control: int, name: str) -> "torch.Tensor":
         import torch
 
-        offset = control + dict(CONTROL.fields or {})[name][1]
+        offset = control + 4 * (CONTROL.names or ()).index(name)  # every field has 32 bits
         ranks, total = self._memory.shape
         return self._memory.view(-1).view(torch.int32).as_strided((ranks,), (total // 4,), offset // 4)
 
