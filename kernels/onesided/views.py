@@ -25,8 +25,7 @@ class Landing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatched:
-    """What a dispatch left in the workspace, read in place. Valid until the dispatch after the next (Sentinel), or the
-    next (Fence).
+    """What a dispatch left in the workspace, read in place. Valid until the round's combine, which lets go of it.
 
     Sentinel lands in two sets by turns, and which one is known to the device: `set_index`, for kernels, which may be
     replayed in a graph. `rows` and its kin read it and so wait for the device; with Fence they do not.
@@ -34,9 +33,19 @@ class Dispatched:
 
     sets: tuple[Landing, ...]
     set_index: "torch.Tensor"  # int32 [V]: the set of the last dispatch; equal on every local rank between rounds
-    source_mask: (
-        "torch.Tensor"  # int32 [V, C, 3]: bit s % 32 of word s // 32 says that source s sent its token of that index
-    )
+    source_mask: "torch.Tensor"  # int32 [V, C, 3]: bit s % 32 of word s // 32: source s sent its token of that index
+    most_tokens: "torch.Tensor"  # int32 [V]: largest token count of any source; past it, source_mask is of other rounds
+
+    def arrived(self) -> "torch.Tensor":
+        """bool [V, ep, C] ([ep, C]): what came, by source and token. Enqueues torch operations, and never waits."""
+        import torch
+
+        ep, capacity = self.sets[0].rows.shape[-3], self.source_mask.shape[-2]
+        source = torch.arange(ep, device=self.source_mask.device)
+        words = self.source_mask[..., source // 32]  # [V, C, ep]
+        sent = (words >> (source % 32) & 1).bool().transpose(-1, -2)
+        within = torch.arange(capacity, device=source.device) < self.most_tokens[:, None]  # [V, C]
+        return sent & (within[:, None] if sent.dim() == 3 else within)
 
     def landing(self) -> Landing:
         """The set of the last dispatch; waits for the device if there are two.
@@ -48,7 +57,7 @@ class Dispatched:
             return self.sets[0]
         import torch
 
-        if torch.cuda.is_current_stream_capturing():
+        if self.set_index.is_cuda and torch.cuda.is_current_stream_capturing():
             raise InvalidArguments(
                 ["which landing set a replay uses is known to the device only: in a graph use `sets` with `set_index`"]
             )
@@ -101,6 +110,7 @@ class Views:
         self.dispatched = Dispatched(
             sets=tuple(landing(parity) for parity in range(at.sets)),
             set_index=self._control(control, "set_index"),
+            most_tokens=self._control(control, "most_tokens"),
             source_mask=self._view(torch.int32, offset["received_masks"], (capacity, 3), (VECTOR_BYTES,)),
         )
         self.partials = self._view(

@@ -92,3 +92,20 @@ def test_the_set_of_the_last_dispatch_is_the_one_shown() -> None:
         assert dispatched.rows.data_ptr() == dispatched.sets[parity].rows.data_ptr()
         assert dispatched.ids.data_ptr() == dispatched.sets[parity].ids.data_ptr()
     assert dispatched.sets[0].rows.data_ptr() != dispatched.sets[1].rows.data_ptr()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_arrived_is_in_the_mask_and_within_the_round(ranks: int) -> None:
+    of = layout(Protocol.FENCE, shape_of(ep_size=70, max_tokens_per_rank=4, top_k=1, hidden=8, dispatch_format="bf16"))
+    memory = np.zeros((ranks, rank_bytes(of)), np.uint8)
+    sent = np.random.default_rng(3).random((ranks, 4, 70)) < 0.5
+    masks = np.zeros((ranks, 4, 4), "<u4")
+    for rank, token, source in zip(*sent.nonzero(), strict=True):
+        masks[rank, token, source // 32] |= np.uint32(1 << source % 32)
+    start = of["received_masks"].offset
+    memory[:, start : start + 64] = masks.reshape(ranks, -1).view(np.uint8)
+    most = np.arange(3, 3 + ranks)
+    memory[:, : CONTROL.itemsize].view(CONTROL)["most_tokens"] = most[:, None]
+    sent &= np.arange(4)[None, :, None] < most[:, None, None]
+    arrived = Views(torch.from_numpy(memory), of).dispatched.arrived().numpy()
+    assert np.array_equal(arrived if ranks > 1 else arrived[None], sent.transpose(0, 2, 1))
