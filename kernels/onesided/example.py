@@ -1,11 +1,12 @@
 """A mixture-of-experts layer on the one-sided exchange: an example to start from, short rather than fast.
 
-Each rank holds `experts_per_rank` SwiGLU experts in bf16. A real layer would replace `run_experts` by grouped GEMMs that
-read the landed rows in place, choose the landing set on the device and so run in a graph; what surrounds it stays.
+Each rank holds as many SwiGLU experts in bf16. A real layer would replace `run_experts` by grouped GEMMs that read the
+landed rows in place, choose the landing set on the device and so run in a graph; what surrounds it stays.
 
-    exchange = OneSidedAllToAll(group, num_experts=64, top_k=4, hidden=1024, max_tokens_per_rank=64, protocol="sentinel")
+    exchange = OneSidedAllToAll(group, num_experts=64, top_k=4, hidden=1024, max_tokens_per_rank=64, protocol="fence")
     layer = MoELayer(exchange, gate_up, down)
-    y = layer.forward(x, router_logits)
+    y = layer.forward(x, router_logits, top_k=4)
+    exchange.check()
 """
 
 from typing import TYPE_CHECKING
@@ -66,30 +67,44 @@ def run_experts(
 
 
 class MoELayer:
-    """The layer on one rank; `forward` is collective."""
+    """The layer on the ranks of one process; `forward` is collective."""
 
     def __init__(self, exchange: "OneSidedAllToAll", gate_up: "torch.Tensor", down: "torch.Tensor") -> None:
-        """Take an exchange for bf16 rows whose experts are spread in order, and this rank's weights."""
+        """Take an exchange for bf16 rows whose experts are spread in order, and the weights of this process's ranks.
+
+        Args:
+            exchange: made with `hidden` and the number of experts of all ranks.
+            gate_up: bf16 [local ranks, experts of a rank, 2 * intermediate, hidden].
+            down: bf16 [local ranks, experts of a rank, hidden, intermediate].
+        """
         self._exchange, self._gate_up, self._down = exchange, gate_up, down
 
     def forward(self, x: "torch.Tensor", logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
-        """bf16 [tokens, hidden] -> bf16 [tokens, hidden]."""
+        """The layer's output for the tokens of this process's ranks.
+
+        Args:
+            x: bf16 [local ranks, tokens, hidden].
+            logits: [local ranks, tokens, experts].
+            top_k: experts of a token.
+
+        Returns:
+            bf16 [local ranks, tokens, hidden].
+        """
         import torch
 
-        exchange = self._exchange
+        exchange, several = self._exchange, len(x) > 1
         ids, weights = route(logits, top_k)
-        dispatched = exchange.dispatch(x, ids, weights)
-        landing = dispatched.landing()
-        here = dispatched.arrived().nonzero(as_tuple=True)  # (source, token) of every row that came
-        exchange.combine_buffer()[here] = run_experts(
-            landing.rows.view(torch.bfloat16)[here],
-            landing.ids[here],
-            landing.weights[here],
-            self._gate_up,
-            self._down,
-            exchange.rank * len(self._gate_up),
-        )
         out = torch.empty_like(x)
-        exchange.combine(out)
-        exchange.check()
+        # without local ranks to tell apart, the exchange leaves their dimension out
+        dispatched = exchange.dispatch(*(t if several else t[0] for t in (x, ids, weights)))
+        landing, partials, arrived = dispatched.landing(), exchange.combine_buffer(), dispatched.arrived()
+        for local, (gate_up, down) in enumerate(zip(self._gate_up, self._down, strict=True)):
+            here = (arrived[local] if several else arrived).nonzero(as_tuple=True)  # (source, token) of every row
+            rows, slots, factors = (
+                (t[local] if several else t)[here] for t in (landing.rows, landing.ids, landing.weights)
+            )
+            first_slot = (exchange.rank + local) * len(gate_up)
+            done = run_experts(rows.view(torch.bfloat16), slots, factors, gate_up, down, first_slot)
+            (partials[local] if several else partials)[here] = done
+        exchange.combine(out if several else out[0])
         return out
