@@ -121,7 +121,7 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
         if shape is not None:
             layouts = {protocol: layout(protocol, shape) for protocol in protocols}
         if not problems:
-            kernels = Kernels(device, protocols, ep_size, len(ranks), options)
+            kernels = Kernels(device, protocols, len(ranks), options)
     except (ValueError, EpcrossError) as error:
         problems.append(str(error))
     wanted_bytes = bytes_per_rank(layouts) if layouts else 0
@@ -129,7 +129,13 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
     settings = {name: str(getattr(request, name)) for name in names}
     settings |= {"local_ranks": str(options.local_ranks), "placement": str(ranks), "kernels": jit.sources_hash()}
     facts = facts_here(group, device, wanted_bytes * options.local_ranks, settings, problems)
-    transport = judge(gather(group, facts), options.ranks_per_gpu)
+    try:
+        transport = judge(gather(group, facts), options.ranks_per_gpu)
+        limit = _sentinel_up_to(group, request, device, ep_size, transport) if request.protocol == AUTO else None
+    except EpcrossError:
+        if kernels is not None:
+            kernels.module.close()
+        raise
     assert shape is not None, "judge raises what is in problems"
     assert kernels is not None
     return Agreement(
@@ -145,9 +151,7 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
         slot_ranks=ranks,
         workspace_bytes=wanted_bytes,
         transport=transport,
-        sentinel_up_to=_sentinel_up_to(group, request, device, ep_size, transport)
-        if request.protocol == AUTO
-        else None,
+        sentinel_up_to=limit,
     )
 
 

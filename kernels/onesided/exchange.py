@@ -69,7 +69,7 @@ class OneSidedAllToAll:
                 group size * local_ranks ranks.
             ranks_per_gpu: processes that share this GPU, under MPS.
             timeout_s: longest wait for a peer inside a kernel.
-            num_sms: at most so many blocks wait at once.
+            num_sms: take room for as many blocks as so many multiprocessors hold.
             programmatic_launch: let kernels in before the one before has ended.
             crossover: for "auto": the stored crossovers of this machine, or their file.
             device: None for torch's current one.
@@ -199,7 +199,7 @@ class OneSidedAllToAll:
 
     @property
     def dispatch_epoch(self) -> "torch.Tensor":
-        """int32 [V] on the device: the bits of the next dispatch's epoch. Equal on all ranks between rounds; wraps."""
+        """int64 [V] on the device: the bits of the next dispatch's epoch. Equal on all ranks between rounds; wraps."""
         return self._opened().views.dispatch_epoch
 
     def check(self) -> None:
@@ -262,6 +262,7 @@ class OneSidedAllToAll:
             "kernels": {
                 str(phase): {
                     "name": chosen.kernel,
+                    "grid": chosen.grid,
                     "blocks": chosen.blocks,
                     "threads": BLOCK_THREADS,
                     "resident_blocks": resident[chosen.kernel],

@@ -28,7 +28,9 @@ class Case:
     num_slots: int = 256
     protocol: str = "sentinel"
 
-    def exchange(self, placement: Sequence[int] | None = None, **options: Any) -> OneSidedAllToAll:
+    def exchange(
+        self, placement: Sequence[int] | None = None, *, timeout_s: float = 20.0, **options: Any
+    ) -> OneSidedAllToAll:
         """Every rank in this process."""
         return OneSidedAllToAll(
             None,
@@ -40,7 +42,8 @@ class Case:
             protocol=self.protocol,
             placement=placement,
             local_ranks=self.ep_size,
-            **{"timeout_s": 20.0} | options,
+            timeout_s=timeout_s,
+            **options,
         )
 
     def linear(self, device: str = "cuda") -> Tensor:
@@ -124,12 +127,11 @@ def make_inputs(
 
 def play(exchange: OneSidedAllToAll, inputs: Inputs, slot_rank: Tensor) -> None:
     """One whole round, compared with the oracle bit for bit."""
-    most = max(inputs.counts)
     dispatched = send(exchange, inputs)
     torch.cuda.synchronize()
     exchange.check()
     sent = inputs.destinations(slot_rank)
-    assert dispatched.most_tokens.tolist() == [most] * exchange.local_ranks
+    assert dispatched.source_tokens().view(-1).tolist() == inputs.counts * exchange.local_ranks
     several = exchange.local_ranks > 1  # else the exchange leaves the dimension of ranks out
     arrived = dispatched.arrived() if several else dispatched.arrived()[None]
     landing = dispatched.landing()
@@ -161,9 +163,9 @@ def play(exchange: OneSidedAllToAll, inputs: Inputs, slot_rank: Tensor) -> None:
 def send(exchange: OneSidedAllToAll, inputs: Inputs) -> Dispatched:
     """Enqueue the dispatch of a round."""
     given = [inputs.rows, inputs.ids, inputs.weights, *([inputs.scales] if inputs.scales.shape[-1] else [])]
-    if exchange.local_ranks == 1:
-        given = [tensor[0] for tensor in given]
-    return exchange.dispatch(*given, tokens=inputs.counts, group_tokens=max(inputs.counts))
+    rows, ids, weights, *scales = given if exchange.local_ranks > 1 else [tensor[0] for tensor in given]
+    most = max(inputs.counts)
+    return exchange.dispatch(rows, ids, weights, *scales[:1], tokens=inputs.counts, group_tokens=most)
 
 
 def bits(tensor: Tensor) -> Tensor:

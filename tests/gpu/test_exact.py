@@ -79,7 +79,7 @@ def test_wide_rows(dispatch_format: RowFormat, protocol: str, ep_size: int) -> N
 
 @pytest.mark.parametrize("ep_size", [1, 3, 5, 9, 33, 65, 72])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_group_sizes_around_the_borders_of_mask_words_and_kernels(protocol: str, ep_size: int) -> None:
+def test_group_sizes_around_the_borders_of_mask_words(protocol: str, ep_size: int) -> None:
     case = Case(
         ep_size=ep_size, capacity=9, hidden=128, num_slots=2 * ep_size, top_k=min(8, 2 * ep_size), protocol=protocol
     )
@@ -175,10 +175,10 @@ def test_rows_of_nothing_but_a_reserved_word(word: int) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_few_blocks_serve_many_tokens(protocol: str, programmatic_launch: bool) -> None:
     case = Case(ep_size=4, capacity=300, hidden=512, protocol=protocol)
-    exchange = case.exchange(num_sms=4, programmatic_launch=programmatic_launch)
+    exchange = case.exchange(num_sms=1, programmatic_launch=programmatic_launch)
     try:
-        kernels = exchange.describe()["kernels"]
-        assert {name: kernel["blocks"] for name, kernel in kernels.items()} == {"dispatch": 4, "combine": 4}
+        for kernel in exchange.describe()["kernels"].values():
+            assert kernel["blocks"] == 8, "one of each role for each rank"
         for seed, tokens in enumerate((300, 1, 299)):
             play(exchange, make_inputs(case, [tokens] * 4, seed), case.linear())
     finally:
@@ -195,18 +195,18 @@ def test_the_oracle_agrees_with_the_reference() -> None:
         case = Case(ep_size=3, capacity=4, dispatch_format=dispatch_format, hidden=32, num_slots=6, top_k=3)
         inputs = make_inputs(case, [4, 0, 2], 5, routing="masked")
         slot_rank = case.linear().cpu().numpy().astype(np.int32)
-        cut = [
+        ids, weights, rows, scales = (
             [tensor[rank, :count].cpu().numpy() for rank, count in enumerate(inputs.counts)]
             for tensor in (inputs.ids, inputs.weights, inputs.rows, inputs.scales)
-        ]
-        landed = reference.dispatch(*cut, slot_rank, 3)
+        )
+        landed = reference.dispatch(ids, weights, rows, scales, slot_rank, 3)
         sent = inputs.destinations(case.linear()).cpu().numpy()
         answers = inputs.partials.view(torch.int16).cpu().numpy().view(np.uint16)
         for rank, here in enumerate(landed):
             assert np.array_equal(np.argwhere(sent[..., rank]), np.stack([here.source, here.token], axis=1))
             assert np.array_equal(here.rows, inputs.rows.cpu().numpy()[here.source, here.token])
         partials = [answers[rank][here.source, here.token] for rank, here in enumerate(landed)]
-        sums = reference.combine(cut[0], cut[1], landed, partials, slot_rank)
+        sums = reference.combine(ids, weights, landed, partials, slot_rank)
         expected = inputs.combined(case.linear()).view(torch.int16).cpu().numpy().view(np.uint16)
         for rank, count in enumerate(inputs.counts):
             assert np.array_equal(sums[rank], expected[rank, :count])

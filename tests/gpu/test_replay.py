@@ -1,4 +1,4 @@
-"""The one-sided exchange over time: graphs that are replayed, epochs that wrap, protocols that change, peers that fail."""
+"""The one-sided exchange over time: graphs replayed, epochs that wrap, a protocol that changes, peers that fail."""
 
 import random
 import time
@@ -13,8 +13,9 @@ from epcross.kernels.errors import InvalidArguments, WaitExpired  # noqa: E402
 from epcross.kernels.formats import RowFormat  # noqa: E402
 from epcross.kernels.onesided import Dispatched, OneSidedAllToAll  # noqa: E402
 from epcross.kernels.onesided.crossover import Crossovers, NoCrossover, Setting, machine_name  # noqa: E402
+from epcross.kernels.onesided.plan import Phase  # noqa: E402
 
-from tests.gpu._rounds import Case, Inputs, make_inputs, play, same_sums  # noqa: E402  # isort: skip
+from tests.gpu._rounds import Case, Inputs, Tensor, make_inputs, play, same_sums  # noqa: E402  # isort: skip
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -56,12 +57,12 @@ class Replayed:
                 exchange.combine(out)
 
     @staticmethod
-    def bf16(case: Case, inputs: Inputs) -> "tuple[torch.Tensor, ...]":
+    def bf16(case: Case, inputs: Inputs) -> tuple[Tensor, ...]:
         rows = inputs.partials[0, :, : inputs.rows.shape[1]]
         inputs.partials[:] = rows
         return rows, inputs.ids, inputs.weights, inputs.combined(case.linear())
 
-    def replay(self, index: int, wrong: "torch.Tensor") -> None:
+    def replay(self, index: int, wrong: Tensor) -> None:
         """Change the inputs, replay, and count on the device what differs."""
         rows, ids, weights, expected = self.pool[index % POOL]
         self.rows.copy_(rows)
@@ -116,14 +117,16 @@ def test_a_graph_must_choose_the_landing_set_on_the_device() -> None:
                 exchange.rearm()
 
 
+@pytest.mark.parametrize("bits", [43, 52, 64])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_epoch_wraps(protocol: str) -> None:
+def test_an_epoch_wraps(protocol: str, bits: int) -> None:
+    """In headers, in flags, and as a whole."""
     case = Case(ep_size=4, capacity=6, hidden=256, num_slots=16, top_k=4, protocol=protocol)
     with opened(case.exchange()) as exchange:
-        exchange.dispatch_epoch.fill_(-3)
+        exchange.dispatch_epoch.fill_((1 << bits) - 3 if bits < 64 else -3)
         for seed in range(8):
             play(exchange, make_inputs(case, [6, 0, 2, 6], seed), case.linear())
-        assert exchange.dispatch_epoch.tolist() == [5] * 4
+        assert exchange.dispatch_epoch.tolist() == [(1 << bits) + 5 if bits < 64 else 5] * 4
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -136,21 +139,20 @@ def test_rounds_in_which_nobody_has_a_token(protocol: str) -> None:
 
 def leave_out_the_last_rank(exchange: OneSidedAllToAll) -> Callable[[], None]:
     """Launch for all local ranks but the last, which so never arrives. Returns how to bring it back."""
-    told = exchange._engine._exchange
-    told["local_ranks"] = exchange.local_ranks - 1
-    launch, ranks = exchange._engine.launch, exchange.local_ranks
+    engine, ranks = exchange._engine, exchange.local_ranks
+    launch = engine.launch
 
-    def fewer(phase, tokens) -> None:
-        chosen = exchange._engine.step(phase, tokens)
-        exchange._engine.call["chunks"] = chosen.chunks
-        stream = torch.cuda.current_stream().cuda_stream
-        exchange._engine._launchers[chosen.kernel](chosen.blocks // ranks * (ranks - 1), stream)
-
-    exchange._engine.launch = fewer
+    def fewer(phase: Phase, tokens: int) -> None:
+        chosen = engine.step(phase, tokens)
+        engine.call["chunk_blocks"] = chosen.chunk_blocks
+        grid = (chosen.chunk_blocks * (ranks - 1), *chosen.grid[1:])
+        engine._launchers[chosen.kernel](grid, torch.cuda.current_stream().cuda_stream)
 
     def back() -> None:
-        exchange._engine.launch = launch
+        engine.launch = launch
 
+    engine._exchange["local_ranks"] = ranks - 1
+    engine.launch = fewer
     return back
 
 
@@ -220,7 +222,7 @@ def test_the_example_layer_agrees_with_all_experts_in_one_place() -> None:
     case = Case(ep_size=ranks, capacity=32, hidden=hidden, num_slots=experts, top_k=top_k)
     generator = torch.Generator("cuda").manual_seed(4)
 
-    def normal(*shape: int, scale: float = 1.0) -> "torch.Tensor":
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(shape, generator=generator, device="cuda") * scale).to(torch.bfloat16)
 
     gate_up = normal(ranks, experts // ranks, 2 * 128, hidden, scale=hidden**-0.5)

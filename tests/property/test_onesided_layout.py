@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epcross.kernels.onesided.layout import LANES, LINE_BYTES, MAX_RANKS, VECTOR_BYTES, Layout, Protocol, Shape, layout
-from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase, chunks_of, kernel_names, resident_blocks, step
-
-PER_LANE = {"wide": 4}
+from epcross.kernels.onesided.layout import (
+    LANES,
+    LINE_BYTES,
+    MAX_FLAGS,
+    MAX_RANKS,
+    VECTOR_BYTES,
+    Layout,
+    Protocol,
+    Shape,
+    layout,
+)
+from epcross.kernels.onesided.plan import Phase, kernel_names, least_blocks, resident_blocks, step
 
 small_shapes = st.builds(
     Shape,
@@ -36,23 +44,22 @@ protocols = st.sampled_from(Protocol)
 def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
     """Region, first byte and size of everything that a kernel touches in a workspace, each thing once.
 
-    As `Places`, `RankMask` and `Control` of csrc have it, and not as layout.py computes it.
+    As the `*_at` functions of csrc/place.cuh have it, and not as layout.py computes it.
     """
     shape, start = at.shape, {region.name: region.offset for region in at.regions}
     records, partials = shape.record_vectors, shape.partial_vectors
-    yield "control", start["control"], 24
-    for token in range(shape.capacity):
-        for masks in ("sent_masks", "received_masks"):
-            yield masks, start[masks] + 16 * token, 16
-    for source in range(shape.ep_size):
+    yield "control", start["control"], 20
+    for rank in range(shape.ep_size):
         if at.protocol is Protocol.FENCE:
-            for flags in ("dispatch_flags", "combine_flags"):
-                yield flags, start[flags] + 8 * source, 8
+            yield "combine_flags", start["combine_flags"] + 8 * rank, 8
+            for flag in range(256):
+                yield "dispatch_flags", start["dispatch_flags"] + 8 * (rank * 256 + flag), 8
         for token in range(shape.capacity):
-            row = source * shape.capacity + token
+            row, entry = rank * shape.capacity + token, token * shape.ep_size + rank
+            yield "sent", start["sent"] + 4 * entry, 4
             for parity in range(at.sets):
                 headers, record = f"headers_{parity}", f"records_{parity}"
-                yield headers, start[headers] + 8 * (token * shape.ep_size + source), 8
+                yield headers, start[headers] + 8 * entry, 8
                 for vector in range(records):
                     yield record, start[record] + row * at.record_stride + 16 * vector, 16
                 if at.protocol is Protocol.SENTINEL:
@@ -89,7 +96,7 @@ def test_regions_follow_one_another_and_every_row_begins_on_a_line(protocol: Pro
     assert at.total_bytes == end
     assert at.record_stride % LINE_BYTES == at.partial_stride % LINE_BYTES == 0
     armed = {region.name for region in at.armed}
-    polled = {"headers_0", "headers_1", "records_0", "records_1", "escapes_0", "escapes_1", "returns"}
+    polled = {"records_0", "records_1", "escapes_0", "escapes_1", "returns"}
     assert armed == (polled if protocol is Protocol.SENTINEL else set())
 
 
@@ -118,51 +125,61 @@ def test_shapes_that_cannot_be_served_are_named_together(change: dict[str, int],
     assert words in str(caught.value)
 
 
+def items(grid_step: int, grid_blocks: int, count: int) -> list[int]:
+    """What blocks at 0 to grid_blocks - 1 take of `count` things, each with steps of `grid_step`."""
+    return sorted(i for block in range(grid_blocks) for i in range(block, count, grid_step))
+
+
 @given(
     st.sampled_from(Phase),
     protocols,
     any_shapes,
     st.integers(0, 8192),
     st.integers(1, 72),
-    st.integers(1, 5000),
+    st.integers(0, 5000),
 )
-def test_a_grid_stays_within_what_is_resident_and_its_items_cover_every_vector(
+def test_a_grid_stays_within_what_is_resident_and_takes_everything_once(
     phase: Phase, protocol: Protocol, shape: Shape, tokens: int, local_ranks: int, spare: int
 ) -> None:
     at = layout(protocol, shape)
-    names = {name for pair in kernel_names(protocol, shape.ep_size).values() for name in pair}
-    resident = dict.fromkeys(names, local_ranks + spare)
+    names = set(kernel_names(protocol).values())
+    resident = dict.fromkeys(names, least_blocks(local_ranks) + spare)
     chosen = step(phase, at, tokens, resident, local_ranks)
     assert chosen.kernel in names
     assert str(phase) in chosen.kernel
-    assert local_ranks <= chosen.blocks <= resident[chosen.kernel]
-    assert chosen.blocks % local_ranks == 0
-    vectors = shape.record_vectors if phase is Phase.DISPATCH else shape.partial_vectors
-    if phase is Phase.COMBINE and protocol is Protocol.SENTINEL:
-        vectors = max(vectors, shape.record_vectors)  # which it arms
-    width = LANES * PER_LANE.get(chosen.kernel.rpartition("_")[2], 1)
-    assert (chosen.chunks - 1) * width < vectors <= chosen.chunks * width
-    assert chosen.chunks == chunks_of(phase, at, chosen.kernel)
-    warps = chosen.blocks // local_ranks * BLOCK_THREADS // LANES
-    full = chosen.blocks // local_ranks == resident[chosen.kernel] // local_ranks
-    assert warps >= tokens * chosen.chunks or full, "warps are left out although there is room"
+    x, y, z = chosen.grid
+    assert least_blocks(local_ranks) <= x * y * z == chosen.blocks <= resident[chosen.kernel]
+    assert x == local_ranks * chosen.chunk_blocks
+    assert 1 <= y <= shape.ep_size
+    assert z % 2 == 0
+    assert z // 2 <= max(tokens, 1)
+    if protocol is Protocol.FENCE:  # a flag for each block that sends to one destination
+        assert chosen.chunk_blocks * (z // 2) <= MAX_FLAGS
+    # place.cuh: peers by steps of gridDim.y, tokens by steps of gridDim.z / 2
+    assert items(y, y, shape.ep_size) == list(range(shape.ep_size))
+    assert items(z // 2, z // 2, shape.capacity) == list(range(shape.capacity))
 
 
-@given(st.integers(1, 96))
-def test_the_kernel_for_few_ranks_looks_at_all_peers(ep_size: int) -> None:
-    small, wide = kernel_names(Protocol.SENTINEL, ep_size)[Phase.DISPATCH]
-    variant = small.rpartition("_")[2]
-    assert wide == "sentinel_dispatch_wide"
-    if ep_size <= 8:
-        assert ep_size - 1 <= int(variant.removeprefix("few"))
-    else:
-        assert variant == "many"
+def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
+    """An H200: 132 multiprocessors, ten or eight blocks each."""
+    shape = Shape(ep_size=8, capacity=512, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
+    for protocol in Protocol:
+        names = kernel_names(protocol)
+        resident = dict.fromkeys(names.values(), 1056) | {names[Phase.DISPATCH, "narrow"]: 1320}
+        at = layout(protocol, shape)
+        one, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 512))
+        assert one.kernel == f"{protocol}_dispatch_narrow"
+        assert one.grid == (8, 8, 2)  # 900 vectors of 32 lanes and 4 warps; every peer; both roles
+        assert many.kernel == f"{protocol}_dispatch_wide"
+        assert many.grid == ((2, 2, 2 * 128) if protocol is Protocol.FENCE else (2, 1, 2 * 264))
+        assert step(Phase.COMBINE, at, 1, resident).grid[0] == (8 if protocol is Protocol.SENTINEL else 7)
 
 
 def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_takes_some() -> None:
-    assert resident_blocks(4, 132) == 528
-    assert resident_blocks(4, 132, dependent=False) == 528
-    assert resident_blocks(4, 132, ranks_per_gpu=4) == 66
-    assert resident_blocks(4, 132, ranks_per_gpu=4, dependent=False) == 132
-    assert resident_blocks(4, 132, num_sms=16) == 16
-    assert resident_blocks(4, 132, ranks_per_gpu=8, num_sms=100) == 33
+    assert resident_blocks(8, 132) == 1056
+    assert resident_blocks(8, 132, dependent=False) == 1056
+    assert resident_blocks(8, 132, ranks_per_gpu=4) == 132
+    assert resident_blocks(8, 132, ranks_per_gpu=4, dependent=False) == 264
+    assert resident_blocks(8, 132, num_sms=16) == 128
+    assert resident_blocks(8, 132, num_sms=1000) == 1056
+    assert resident_blocks(8, 132, ranks_per_gpu=8, num_sms=16) == 8

@@ -28,13 +28,7 @@ SPILL_LIMIT_BYTES = 768
 
 
 def names_used() -> set[str]:
-    return {
-        name
-        for protocol in Protocol
-        for ep_size in range(1, MAX_RANKS + 1)
-        for pair in kernel_names(protocol, ep_size).values()
-        for name in pair
-    }
+    return {name for protocol in Protocol for name in kernel_names(protocol).values()}
 
 
 @needs_nvrtc
@@ -47,7 +41,7 @@ def test_every_kernel_that_is_launched_is_there_and_fits(
     assert names_used() <= usage.keys()
     for kernel in usage.values():
         record_property(kernel.name, f"{kernel.registers} registers, {kernel.spill_bytes} bytes spilled")
-        assert kernel.registers * BLOCK_THREADS <= 65536 // 2, kernel  # two blocks of a multiprocessor's registers
+        assert kernel.registers * BLOCK_THREADS * 8 <= 65536, kernel  # eight blocks of a multiprocessor's registers
         assert kernel.spill_bytes <= SPILL_LIMIT_BYTES, kernel
 
 
@@ -63,7 +57,7 @@ def struct_asserts() -> str:
         for field, (inner, offset, *_) in dict(dtype.fields or {}).items():
             lines.append(f"static_assert(__builtin_offsetof({name}, {field}) == {offset});")
             lines.append(f"static_assert(sizeof({name}::{field}) == {inner.itemsize});")
-        if name != "Control":  # aligned to a vector, and nothing follows it
+        if name != "Control":  # which is aligned to a vector, and nothing follows it
             lines.append(f"static_assert(sizeof({name}) == {dtype.itemsize});")
     lines += [
         f"static_assert(kArmed == {ARMED_WORD}ull && kEscape == {ESCAPE_WORD}ull);",

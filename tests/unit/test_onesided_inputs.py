@@ -152,9 +152,9 @@ def test_the_workspace_size_is_a_function_of_the_shapes() -> None:
     fence = OneSidedAllToAll.workspace_bytes(**shape, protocol="fence")
     sentinel = OneSidedAllToAll.workspace_bytes(**shape, protocol="sentinel")
     record, partial = 14336 + 128, 14336  # 64 bytes of ids and weights, up to a line
-    assert fence == 128 + 2 * 128 + 2 * 128 + 128 + 8 * record + 8 * partial
+    assert fence == 128 + 128 + 2 * 256 * 8 + 128 + 128 + 8 * record + 8 * partial
     escapes = 8 * 29 * 16  # a bitmap for each 32 of 900 vectors
-    assert sentinel == 128 + 2 * 128 + 2 * (128 + 8 * record + -(-escapes // 128) * 128) + 2 * 8 * partial
+    assert sentinel == 128 + 128 + 2 * (128 + 8 * record + -(-escapes // 128) * 128) + 2 * 8 * partial
     assert OneSidedAllToAll.workspace_bytes(**shape, protocol="auto") == sentinel
     fp8 = OneSidedAllToAll.workspace_bytes(**shape, protocol="fence", dispatch_format="fp8")
     assert fence - fp8 == 8 * (record - 7552)  # 7168 values, 224 bytes of scales and 64 of metadata, up to a line
