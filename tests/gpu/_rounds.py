@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from epcross.kernels.formats import RowFormat, row_size
 from epcross.kernels.onesided import Dispatched, OneSidedAllToAll
 from epcross.kernels.onesided.layout import ARMED_WORD, ESCAPE_WORD
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Tensor = torch.Tensor
 
@@ -29,11 +32,16 @@ class Case:
     protocol: str = "sentinel"
 
     def exchange(
-        self, placement: Sequence[int] | None = None, *, timeout_s: float = 20.0, **options: Any
+        self,
+        placement: Sequence[int] | None = None,
+        *,
+        group: "ProcessGroup | None" = None,
+        timeout_s: float = 20.0,
+        **options: Any,
     ) -> OneSidedAllToAll:
-        """Every rank in this process."""
+        """Every rank in this process, or as many in each process of `group`."""
         return OneSidedAllToAll(
-            None,
+            group,
             num_experts=self.num_slots,
             top_k=self.top_k,
             hidden=self.hidden,
@@ -41,7 +49,7 @@ class Case:
             dispatch_format=self.dispatch_format,
             protocol=self.protocol,
             placement=placement,
-            local_ranks=self.ep_size,
+            local_ranks=self.ep_size // (1 if group is None else group.size()),
             timeout_s=timeout_s,
             **options,
         )
@@ -126,23 +134,23 @@ def make_inputs(
 
 
 def play(exchange: OneSidedAllToAll, inputs: Inputs, slot_rank: Tensor) -> None:
-    """One whole round, compared with the oracle bit for bit."""
+    """One whole round, compared with the oracle bit for bit; the part of this process's ranks."""
     dispatched = send(exchange, inputs)
     torch.cuda.synchronize()
     exchange.check()
     sent = inputs.destinations(slot_rank)
-    assert dispatched.source_tokens().view(-1).tolist() == inputs.counts * exchange.local_ranks
-    several = exchange.local_ranks > 1  # else the exchange leaves the dimension of ranks out
+    several = exchange.local_ranks > 1  # else the exchange leaves the dimension of local ranks out
     arrived = dispatched.arrived() if several else dispatched.arrived()[None]
-    landing = dispatched.landing()
+    landing, buffer = dispatched.landing(), exchange.combine_buffer()
+    assert dispatched.source_tokens().view(-1).tolist() == inputs.counts * exchange.local_ranks
     tokens = inputs.ids.shape[1]
     assert not arrived[..., tokens:].any()
-    assert torch.equal(arrived[..., :tokens], sent.permute(2, 0, 1)), "who sent what to whom"
-    buffer = exchange.combine_buffer()
-    for rank in range(exchange.local_ranks):
+    assert torch.equal(arrived[..., :tokens], sent.permute(2, 0, 1)[own(exchange)]), "who sent what to whom"
+    for local in range(exchange.local_ranks):
+        rank = exchange.rank + local
         here = sent[..., rank].nonzero(as_tuple=True)
         rows, scales, ids, weights, answers = (
-            tensor[rank] if several else tensor
+            tensor[local] if several else tensor
             for tensor in (landing.rows, landing.scales, landing.ids, landing.weights, buffer)
         )
         assert torch.equal(rows[here], inputs.rows[here])
@@ -150,22 +158,28 @@ def play(exchange: OneSidedAllToAll, inputs: Inputs, slot_rank: Tensor) -> None:
         assert torch.equal(ids[here], inputs.ids[here])
         assert torch.equal(bits(weights[here]), bits(inputs.weights[here]))
         answers[here] = inputs.partials[rank][here]
-    out = torch.full_like(inputs.partials[0], 3.0)
+    out = torch.full_like(inputs.partials[0][own(exchange)], 3.0)
     exchange.combine(out if several else out[0])
     torch.cuda.synchronize()
     exchange.check()
-    expected = inputs.combined(slot_rank)
-    for rank, count in enumerate(inputs.counts):
-        assert same_sums(out[rank, :count], expected[rank, :count]), f"sums of rank {rank}"
-        assert torch.all(out[rank, count:] == 3.0), "written past its tokens"
+    expected = inputs.combined(slot_rank)[own(exchange)]
+    for local, count in enumerate(inputs.counts[own(exchange)]):
+        assert same_sums(out[local, :count], expected[local, :count]), f"sums of rank {exchange.rank + local}"
+        assert torch.all(out[local, count:] == 3.0), "written past its tokens"
+
+
+def own(exchange: OneSidedAllToAll) -> slice:
+    """The ranks of this process."""
+    return slice(exchange.rank, exchange.rank + exchange.local_ranks)
 
 
 def send(exchange: OneSidedAllToAll, inputs: Inputs) -> Dispatched:
     """Enqueue the dispatch of a round."""
     given = [inputs.rows, inputs.ids, inputs.weights, *([inputs.scales] if inputs.scales.shape[-1] else [])]
-    rows, ids, weights, *scales = given if exchange.local_ranks > 1 else [tensor[0] for tensor in given]
-    most = max(inputs.counts)
-    return exchange.dispatch(rows, ids, weights, *scales[:1], tokens=inputs.counts, group_tokens=most)
+    mine = [tensor[own(exchange)] for tensor in given]
+    rows, ids, weights, *scales = mine if exchange.local_ranks > 1 else [tensor[0] for tensor in mine]
+    counts, most = inputs.counts[own(exchange)], max(inputs.counts)
+    return exchange.dispatch(rows, ids, weights, *scales[:1], tokens=counts, group_tokens=most)
 
 
 def bits(tensor: Tensor) -> Tensor:
