@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, Layout, Protocol
+from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol
 
 BLOCK_THREADS = 128
 """At most `EPCROSS_MAX_THREADS` of csrc/kernels.cu."""
 
-PER_LANE = {"narrow": 1, "wide": 4}
+PER_LANE = {"narrow": 1, "mid": 2, "wide": 4}
 """Vectors that a lane moves at a time, by variant."""
 
 _WARPS = BLOCK_THREADS // LANES
-_ROLES = 2  # half of the blocks send, half receive
 
 
 class Phase(StrEnum):
@@ -49,15 +48,14 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
 
 def least_blocks(local_ranks: int) -> int:
     """One block of each role for each local rank."""
-    return _ROLES * local_ranks
+    return 2 * local_ranks
 
 
 def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], local_ranks: int = 1) -> Step:
     """The launch for `tokens` tokens of the rank that has most.
 
-    Few tokens take the variant that moves one vector a lane, spread as widely as there is room: over the vectors of a
-    row first, which are loaded once, then over tokens, then over peers, which each load a row anew. Tokens for which
-    there is no room at once take the variant that moves four vectors a lane.
+    The variant that moves fewest vectors a lane is taken, as long as all tokens have room at once. Room goes to the
+    vectors of a row first, then to tokens, and only then to peers, whose blocks each load a row anew.
 
     Args:
         phase: dispatch or combine.
@@ -66,31 +64,44 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
         resident: blocks of each kernel that may wait at once on this GPU, by all local ranks together.
         local_ranks: ranks served by the launch; every one gets as many blocks.
     """
-    names = kernel_names(at.protocol)
-    room = resident[names[phase, "narrow"]] // least_blocks(local_ranks)
-    variant = "narrow" if tokens * _chunk_blocks(phase, at, "narrow") <= room else "wide"
-    kernel = names[phase, variant]
-    room = resident[kernel] // least_blocks(local_ranks)
-    chunk_blocks = min(_chunk_blocks(phase, at, variant), room)
-    if at.protocol is Protocol.FENCE:  # every sending block raises a flag of its own
+    names, tokens = kernel_names(at.protocol), max(tokens, 1)
+    steps = [
+        _step(at, tokens, local_ranks, names[phase, v], resident, _chunks(phase, at, n)) for v, n in PER_LANE.items()
+    ]
+    at_once = (chosen for chosen in steps if _token_blocks(at.protocol, chosen.grid[2]) == tokens)
+    return next(at_once, steps[-1])
+
+
+def _step(at: Layout, tokens: int, local_ranks: int, kernel: str, resident: Mapping[str, int], chunks: int) -> Step:
+    room = resident[kernel] // local_ranks
+    chunk_blocks = min(-(-chunks // _WARPS), room // 2)
+    if at.protocol is Protocol.FENCE:
+        # every block that sends raises a flag of its own
         chunk_blocks = min(chunk_blocks, MAX_FLAGS)
-        token_blocks = min(max(tokens, 1), room // chunk_blocks, MAX_FLAGS // chunk_blocks)
+        token_blocks = min(tokens, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
+        layers = token_blocks + 1
     else:
-        token_blocks = min(max(tokens, 1), room // chunk_blocks)
-    peer_blocks = min(at.shape.ep_size, room // (chunk_blocks * token_blocks))
-    return Step(
-        kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, _ROLES * token_blocks), chunk_blocks=chunk_blocks
+        token_blocks = min(tokens, room // (2 * chunk_blocks))
+        layers = 2 * token_blocks
+    peer_blocks = min(at.shape.ep_size, room // (chunk_blocks * layers))
+    return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, layers), chunk_blocks=chunk_blocks)
+
+
+def _token_blocks(protocol: Protocol, layers: int) -> int:
+    """Of the layers of a grid: Fence's first raises and awaits flags, every second one of Sentinel's receives."""
+    return layers - 1 if protocol is Protocol.FENCE else layers // 2
+
+
+def _chunks(phase: Phase, at: Layout, per_lane: int) -> int:
+    """Warps that take all of a row at once. Sentinel's combine also arms the records, which may be longer."""
+    width, shape = LANES * per_lane, at.shape
+    if phase is Phase.DISPATCH:  # no warp takes of the row and of its tail
+        row = shape.row_bytes // VECTOR_BYTES
+        return -(-row // width) + -(-(shape.record_vectors - row) // width)
+    longest = (
+        max(shape.partial_vectors, shape.record_vectors) if at.protocol is Protocol.SENTINEL else shape.partial_vectors
     )
-
-
-def _chunk_blocks(phase: Phase, at: Layout, variant: str) -> int:
-    """Blocks that hold all vectors of a row at once. Sentinel's combine also arms the records, which may be longer."""
-    records, partials = at.shape.record_vectors, at.shape.partial_vectors
-    if phase is Phase.DISPATCH:
-        vectors = records
-    else:
-        vectors = max(records, partials) if at.protocol is Protocol.SENTINEL else partials
-    return -(-vectors // (LANES * PER_LANE[variant] * _WARPS))
+    return -(-longest // width)
 
 
 def resident_blocks(
