@@ -9,16 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, Layout, Protocol
+from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol
 
 BLOCK_THREADS = 128
 """At most `EPCROSS_MAX_THREADS` of csrc/kernels.cu."""
 
-PER_LANE = {"narrow": 1, "wide": 4}
+PER_LANE = {"narrow": 1, "mid": 2, "wide": 4}
 """Vectors that a lane moves at a time, by variant."""
 
+VARIANTS = {
+    Protocol.SENTINEL: (
+        (64, "narrow", "narrow"),
+        (320, "mid", "narrow"),
+        (1500, "wide", "mid"),
+        (None, "wide", "wide"),
+    ),
+    Protocol.FENCE: ((64, "narrow", "narrow"), (320, "mid", "narrow"), (1500, "wide", "mid"), (None, "wide", "wide")),
+}
+"""Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
+warps that move more each beat many: a kernel ends when the stores of every multiprocessor are acknowledged."""
+
 _WARPS = BLOCK_THREADS // LANES
-_ROLES = 2  # half of the blocks send, half receive
 
 
 class Phase(StrEnum):
@@ -48,16 +59,15 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
 
 
 def least_blocks(local_ranks: int) -> int:
-    """One block of each role for each local rank."""
-    return _ROLES * local_ranks
+    """Two layers (csrc/place.cuh, Roles) of one block for each local rank."""
+    return 2 * local_ranks
 
 
 def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], local_ranks: int = 1) -> Step:
     """The launch for `tokens` tokens of the rank that has most.
 
-    Few tokens take the variant that moves one vector a lane, spread as widely as there is room: over the vectors of a
-    row first, which are loaded once, then over tokens, then over peers, which each load a row anew. Tokens for which
-    there is no room at once take the variant that moves four vectors a lane.
+    Room goes to the vectors of a row first, then to tokens, then to peers: blocks for different peers each load a row
+    anew.
 
     Args:
         phase: dispatch or combine.
@@ -66,31 +76,38 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
         resident: blocks of each kernel that may wait at once on this GPU, by all local ranks together.
         local_ranks: ranks served by the launch; every one gets as many blocks.
     """
-    names = kernel_names(at.protocol)
-    room = resident[names[phase, "narrow"]] // least_blocks(local_ranks)
-    variant = "narrow" if tokens * _chunk_blocks(phase, at, "narrow") <= room else "wide"
-    kernel = names[phase, variant]
-    room = resident[kernel] // least_blocks(local_ranks)
-    chunk_blocks = min(_chunk_blocks(phase, at, variant), room)
-    if at.protocol is Protocol.FENCE:  # every sending block raises a flag of its own
-        chunk_blocks = min(chunk_blocks, MAX_FLAGS)
-        token_blocks = min(max(tokens, 1), room // chunk_blocks, MAX_FLAGS // chunk_blocks)
+    kernel = kernel_names(at.protocol)[phase, (variant := _variant(phase, at, tokens, local_ranks))]
+    room = resident[kernel] // local_ranks
+    wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
+    sentinel = at.protocol is Protocol.SENTINEL
+    chunk_blocks = min(-(-_chunks(phase, at, variant) // _WARPS), room // 2)
+    if sentinel:
+        token_blocks = min(wanted, room // (2 * chunk_blocks))
     else:
-        token_blocks = min(max(tokens, 1), room // chunk_blocks)
-    peer_blocks = min(at.shape.ep_size, room // (chunk_blocks * token_blocks))
-    return Step(
-        kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, _ROLES * token_blocks), chunk_blocks=chunk_blocks
-    )
+        chunk_blocks = min(chunk_blocks, MAX_FLAGS)  # every sending block raises a flag of its own
+        token_blocks = min(wanted, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
+    depth = 2 * token_blocks if sentinel else token_blocks + 1
+    peer_blocks = min(peers, room // (chunk_blocks * depth))
+    return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, depth), chunk_blocks=chunk_blocks)
 
 
-def _chunk_blocks(phase: Phase, at: Layout, variant: str) -> int:
-    """Blocks that hold all vectors of a row at once. Sentinel's combine also arms the records, which may be longer."""
-    records, partials = at.shape.record_vectors, at.shape.partial_vectors
+def _variant(phase: Phase, at: Layout, tokens: int, local_ranks: int) -> str:
+    warps = tokens * local_ranks * -(-at.shape.partial_vectors // LANES)
+    row = next(row for row in VARIANTS[at.protocol] if row[0] is None or warps <= row[0])
+    return row[1] if phase is Phase.DISPATCH else row[2]
+
+
+def _chunks(phase: Phase, at: Layout, variant: str) -> int:
+    """Warps that hold all vectors of a row at once. In dispatch none holds vectors of the row and of its tail both;
+    Sentinel's combine also arms the records, which may be longer."""
+    shape, width = at.shape, LANES * PER_LANE[variant]
     if phase is Phase.DISPATCH:
-        vectors = records
-    else:
-        vectors = max(records, partials) if at.protocol is Protocol.SENTINEL else partials
-    return -(-vectors // (LANES * PER_LANE[variant] * _WARPS))
+        row = shape.row_bytes // VECTOR_BYTES
+        return -(-row // width) + -(-(shape.record_vectors - row) // width)
+    vectors = (
+        max(shape.record_vectors, shape.partial_vectors) if at.protocol is Protocol.SENTINEL else shape.partial_vectors
+    )
+    return -(-vectors // width)
 
 
 def resident_blocks(

@@ -48,6 +48,7 @@ def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
     """
     shape, start = at.shape, {region.name: region.offset for region in at.regions}
     records, partials = shape.record_vectors, shape.partial_vectors
+    rows = shape.row_bytes // VECTOR_BYTES
     yield "control", start["control"], 20
     for rank in range(shape.ep_size):
         if at.protocol is Protocol.FENCE:
@@ -64,7 +65,7 @@ def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
                     yield record, start[record] + row * at.record_stride + 16 * vector, 16
                 if at.protocol is Protocol.SENTINEL:
                     escapes = f"escapes_{parity}"
-                    for group in range(-(-records // LANES)):
+                    for group in range(-(-rows // LANES) + -(-(records - rows) // LANES)):  # of the row, of its tail
                         yield escapes, start[escapes] + row * at.escape_stride + 16 * group, 16
             kinds = ("partials", "returns") if at.protocol is Protocol.SENTINEL else ("partials",)
             for kind in kinds:
@@ -150,29 +151,36 @@ def test_a_grid_stays_within_what_is_resident_and_takes_everything_once(
     x, y, z = chosen.grid
     assert least_blocks(local_ranks) <= x * y * z == chosen.blocks <= resident[chosen.kernel]
     assert x == local_ranks * chosen.chunk_blocks
-    assert 1 <= y <= shape.ep_size
-    assert z % 2 == 0
-    assert z // 2 <= max(tokens, 1)
-    if protocol is Protocol.FENCE:  # a flag for each block that sends to one destination
-        assert chosen.chunk_blocks * (z // 2) <= MAX_FLAGS
-    # place.cuh: peers by steps of gridDim.y, tokens by steps of gridDim.z / 2
+    assert 1 <= y <= max(shape.ep_size - 1, 1)
+    # place.cuh: peers by steps of gridDim.y, tokens by steps of half the layers, or of all but the first
+    if protocol is Protocol.FENCE:
+        token_blocks = z - 1
+        assert chosen.chunk_blocks * token_blocks <= MAX_FLAGS  # a flag for each block that sends to one destination
+    else:
+        assert z % 2 == 0
+        token_blocks = z // 2
+    assert 1 <= token_blocks <= max(tokens, 1)
     assert items(y, y, shape.ep_size) == list(range(shape.ep_size))
-    assert items(z // 2, z // 2, shape.capacity) == list(range(shape.capacity))
+    assert items(token_blocks, token_blocks, shape.capacity) == list(range(shape.capacity))
 
 
 def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
-    """An H200: 132 multiprocessors, ten or eight blocks each."""
+    """An H200: 132 multiprocessors, eight or six blocks each."""
     shape = Shape(ep_size=8, capacity=512, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
     for protocol in Protocol:
         names = kernel_names(protocol)
-        resident = dict.fromkeys(names.values(), 1056) | {names[Phase.DISPATCH, "narrow"]: 1320}
+        resident = dict.fromkeys(names.values(), 792) | {names[Phase.DISPATCH, "narrow"]: 1056}
         at = layout(protocol, shape)
-        one, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 512))
+        one, some, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 8, 512))
         assert one.kernel == f"{protocol}_dispatch_narrow"
-        assert one.grid == (8, 8, 2)  # 900 vectors of 32 lanes and 4 warps; every peer; both roles
+        assert one.grid == (8, 7, 2)  # 28 warps of a row and one of its tail, by fours; every peer; both roles
+        assert some.kernel == f"{protocol}_dispatch_mid"
+        assert some.grid == ((4, 7, 16) if protocol is Protocol.SENTINEL else (4, 7, 9))
         assert many.kernel == f"{protocol}_dispatch_wide"
-        assert many.grid == ((2, 2, 2 * 128) if protocol is Protocol.FENCE else (2, 1, 2 * 264))
-        assert step(Phase.COMBINE, at, 1, resident).grid[0] == (8 if protocol is Protocol.SENTINEL else 7)
+        assert many.grid == ((2, 1, 2 * 198) if protocol is Protocol.SENTINEL else (2, 3, 128 + 1))
+        back = step(Phase.COMBINE, at, 8, resident)
+        assert back.kernel == f"{protocol}_combine_narrow"
+        assert back.grid[0] == (8 if protocol is Protocol.SENTINEL else 7)
 
 
 def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_takes_some() -> None:
