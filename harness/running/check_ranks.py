@@ -127,6 +127,7 @@ class CheckRanks:
                 "context": {},
                 "core": spot.core,
                 "flags": [],
+                "gpu": spot.gpu,
                 "rank": rank,
                 "scope": f"group {self._generation}",
                 "shared_name": self._shared_name,

@@ -11,7 +11,7 @@ from epcross.harness.planning.plan import Job as PlannedJob
 from epcross.harness.planning.plan import Plan
 from epcross.harness.point import Point
 from epcross.harness.record import Record, UnitResult
-from epcross.harness.running.job import FLOOR, MEASURE, SOAK, Job
+from epcross.harness.running.job import FLOOR, GPU_FLOOR, MEASURE, SOAK, Job
 from epcross.harness.running.launch import End, JobEnd, run_job
 from epcross.harness.running.prebuild import prebuild
 from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
@@ -22,7 +22,7 @@ from epcross.harness.storing.provenance import git_state, machine_hash, measure_
 from epcross.harness.storing.rows import RunContext, failed_records
 from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, read_floor, release
 from epcross.harness.storing.units import done_units, read_units, set_aside_damaged, write_unit
-from epcross.harness.terms import Sharing, Stage, Status
+from epcross.harness.terms import Domain, Sharing, Stage, Status
 from epcross.kernels.shm.segment import remove_stale
 
 CANCEL_FILE = "cancel"
@@ -125,6 +125,8 @@ class Session:
             name=name,
             run_dir=str(self.run.path),
             ep_size=planned.ep_size,
+            domain=planned.domain,
+            sharing=planned.sharing,
             timing=self.plan.timing,
             context=self.context,
             backends={backend: self.plan.backends[backend] for backend in planned.backends},
@@ -140,7 +142,7 @@ class Session:
             fail_fast=self.fail_fast,
             profile=self.profile,
             measure=self.measure if self.plan.soak is None else SOAK,
-            floor=self.floor,
+            floor=self.floor if planned.domain is Domain.CPU else GPU_FLOOR,
         )
 
     def _is_left(self, point: Point, done: set[tuple[str, int]]) -> bool:

@@ -68,6 +68,8 @@ def _serve(
     from epcross.harness.running.rendezvous import Address
     from epcross.harness.terms import Flag, Stage
 
+    if (reason := _use_gpu(hello["gpu"])) is not None:
+        return send(failed="unavailable", reason=reason)
     make_backend = None
     if hello["backend"]:
         make_backend, reason = _backend_factory(hello["backend"])
@@ -124,6 +126,15 @@ def _backend_factory(config: dict[str, Any]) -> tuple[Callable[[Any], Any], str 
     except loader.CannotImport as error:
         reason = str(error)
     return (lambda point: loader.for_point(parsed, point)), reason
+
+
+def _use_gpu(index: int | None) -> str | None:
+    """Make GPU `index` the current device, before anything makes a context on another; why that fails, if so."""
+    if index is None:
+        return None
+    from epcross.harness.running.gpu_place import use_gpu
+
+    return use_gpu(index)
 
 
 def _resolve(target: str) -> Any:
