@@ -28,7 +28,7 @@ from epcross.harness.measuring.unit_rows import (
 from epcross.harness.point import Point, Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext, base_record, failed_records
-from epcross.harness.terms import Domain, Flag, Phase, Regime, Stage, Status
+from epcross.harness.terms import Domain, Flag, Phase, Stage, Status
 from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload import traffic
 from epcross.harness.workload.batches import GroupBatch, group_batch, ids_hash
@@ -74,7 +74,7 @@ def measure_unit(
     facts: dict[str, Any] = {}
     try:
         chains = session.run()
-        facts = {"instrumentation_us": session.instrument_us(), **session.traffic_fields()}
+        facts = {**session.timer_fields(), **session.traffic_fields()}
         facts |= described_fields(backend, session.descriptions())
     except Incorrect as found:
         wrong = found
@@ -211,19 +211,18 @@ class UnitSession:
             self.group.barrier()  # no peer may still be writing
             backend.poison()
             self.group.barrier()
-            series = timer.series(
-                self.point.regime, backend, pairs=pairs, iterations=iterations, sets=timing.sets
-            )
+            series = timer.series(self.point.regime, backend, pairs=pairs, iterations=iterations, sets=timing.sets)
             backend.drain_timing()
             chains.append(Chain(seed=seed, chain=chain, series=series))
             # what was timed is what is checked: the last timed pair must have left this set's true sums
             self._agree(Stage.TIME, self.ranks.check_timed(last_set, timed[last_set]))
         return chains
 
-    def instrument_us(self) -> float:
-        """An empty pair through the path just used, in microseconds."""
+    def timer_fields(self) -> dict[str, Any]:
+        """How pairs were issued, and what an empty pair costs through the path just used."""
         assert self.timer is not None
-        return self.timer.instrument_us(self.point.regime, sets=self.timing.sets)
+        instrument_us = self.timer.instrument_us(self.point.regime, sets=self.timing.sets)
+        return {"instrumentation_us": instrument_us, "enqueued": self.timer.enqueued}
 
     def descriptions(self) -> list[Description]:
         """What ran on every rank."""

@@ -102,9 +102,13 @@ class DeviceChecker:
 
         shape = (self.point.tokens[self.rank], self.point.model.hidden)
         if malformed := _malformed("combined is", combined, shape, torch.bfloat16):
-            return Mismatch(what=malformed, rank=self.rank, wrong=1, total=1, unit="of the combined tensor is malformed")
+            return Mismatch(
+                what=malformed, rank=self.rank, wrong=1, total=1, unit="of the combined tensor is malformed"
+            )
         # each term by itself: given partials differ from rank to rank
-        terms = terms_of(replace(gb, payload=Payload.ADVERSARIAL) if timed else gb, self.rank, self.slots, self.weights_by)
+        terms = terms_of(
+            replace(gb, payload=Payload.ADVERSARIAL) if timed else gb, self.rank, self.slots, self.weights_by
+        )
         exact_weights = gb.payload is not Payload.RANDOM or (timed and self.weights_by is WeightsBy.EXPERTS)
         by_bits = self.reduction.exact or exact_weights
         total, magnitude = self._sums(gb, terms, timed=timed, magnitudes=not by_bits)

@@ -64,7 +64,9 @@ class Shape:
             ("top_k", self.top_k, 1, MAX_TOP_K),
             ("hidden", self.hidden, 8, 1 << 19),
         )
-        problems = [f"{name}={value} must be {low} to {high}" for name, value, low, high in bounds if not low <= value <= high]
+        problems = [
+            f"{name}={value} must be {low} to {high}" for name, value, low, high in bounds if not low <= value <= high
+        ]
         problems += [
             f"{name}={value} must be a multiple of {unit}; pad it"
             for name, value, unit in (

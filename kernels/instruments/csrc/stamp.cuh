@@ -114,12 +114,15 @@ extern "C" __global__ void timer_step(int readings, u64* out) {
 extern "C" __global__ void ping_clock(u64* mine, u64* theirs, int first, int rounds, u64 limit_ns, u64* expired,
                                       i64* out) {
     if (!first) {
+        u64 said = 0;
         for (int i = 1; i <= rounds; ++i) {
             if (!wait_above(mine, i - 1, limit_ns)) {
                 store_word(expired, 1);
                 return;
             }
-            store_word(theirs, global_timer_ns());
+            const u64 now = global_timer_ns();
+            said = now > said ? now : said + 1;  // a clock may stand still between two answers; an answer may not
+            store_word(theirs, said);
         }
         return;
     }
