@@ -55,7 +55,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A loaded kernel. `dependent`: it waits by itself (griddepcontrol) for what was launched before it."""
+    """A loaded kernel, to be launched with `block` threads."""
 
     name: str
     function: Any
@@ -67,13 +67,20 @@ class Kernel:
 
         return int(call(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor, self.function, self.block, shared_bytes))
 
-    def launcher(self, arguments: Arguments, *, dependent: bool) -> Callable[[int, int], None]:
-        """A function (blocks, stream handle) -> None that enqueues the kernel with what `arguments` holds by then."""
+    def launcher(self, arguments: Arguments, *, dependent: bool, shared_bytes: int = 0) -> Callable[[int, int], None]:
+        """A function (blocks, stream handle) -> None that enqueues the kernel with what `arguments` holds by then.
+
+        Args:
+            arguments: copied at each launch.
+            dependent: the kernel itself waits (griddepcontrol) for what was launched before it, so it may be let in
+                ahead of that.
+            shared_bytes: dynamic shared memory.
+        """
         from cuda.bindings import driver
 
         config = driver.CUlaunchConfig()
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-        config.blockDimX = self.block
+        config.blockDimX, config.sharedMemBytes = self.block, shared_bytes
         if dependent:
             attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
