@@ -74,7 +74,7 @@ class Record:
     start_skew_us: float | None = column("Median over iterations of last minus first start over ranks (entry).")
     start_skew_error_us: float | None = column("By how much the ranks' clocks may differ beside that (entry).", since=2)
     enqueued: str | None = column(
-        "How pairs were issued: host (a loop on the CPU), graph (a CUDA graph replayed) or eager (a loop ahead of a GPU).",
+        "How pairs were issued: host (a loop on the CPU), graph (a CUDA graph, replayed) or eager (a loop, for a GPU).",
         since=2,
     )
     instrumentation_us: float | None = column("An empty pair through the same timing path; never subtracted.")

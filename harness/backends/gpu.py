@@ -42,7 +42,7 @@ class DeviceReceived:
 
 
 class GpuBackend(Backend):
-    """A baseline on a GPU. What `Backend` asks for in numpy follows from the methods here, for a process of one rank."""
+    """A baseline on a GPU. What `Backend` asks for in numpy follows from the methods here, for one rank a process."""
 
     @abstractmethod
     def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:

@@ -214,7 +214,7 @@ class CudaDevice:
         self.kernels.enqueue(name, stream, *values, blocks=blocks, dependent=dependent)
 
 
-_STATE, _EXPIRED, _RESULT = 0, 2, 3  # words: two of state, one each, two results
+_STATE, _EXPIRED, _RESULT = 0, 2, 3  # words: two of state, one, two results; others are for whoever asks
 
 
 class _Range:

@@ -2,15 +2,15 @@
 
     steady   graph: |pair|pair| ... |pair|        replayed: |fill|replay|replay| ... |      period = time / pairs
     entry    graph: |flush|line up, stamp|pair|stamp|  ...                                  once for each iteration
-             and then the same with stamps around each phase, which cost time: its own series, for dispatch and combine
-    spans    |hold|pair|pair| ... under the profiler: for each phase of each pair, first kernel's start to last one's end
+             and again with stamps around each phase, which cost time: its own series, for dispatch and combine
+    spans    |hold|pair|pair| ... under the profiler: each phase from its first kernel's start to its last one's end
 
 Graphs hold no host work and rotate through all sets; they are captured once for a unit and replayed for every chain and
 seed, whose inputs change in place. A backend that cannot be captured is called in a loop instead (`eager`): enqueued
 ahead of the GPU if it allows that, behind a held kernel in `entry`.
 
-Timers of two GPUs differ; `line_up` starts all of them at one moment of process 0's timer, as far as the offsets between
-them are known. Stamps are given on process 0's timer, with that uncertainty.
+Timers of two GPUs differ; `line_up` starts all of them at one moment of process 0's timer, as far as the offsets
+between them are known. Stamps are given on process 0's timer, with that uncertainty.
 """
 
 import statistics
@@ -169,7 +169,7 @@ class CudaTimer:
         return list(self._device.stamps_ns(slots * iterations))
 
     def _runner(self, name: str, size: int, sets: int, enqueue: Callable[[], None]) -> Callable[[], None]:
-        """Runs what `enqueue` enqueues: by replaying its graph, captured at the first call, or by enqueuing it again."""
+        """Runs what `enqueue` enqueues: by replaying its graph, captured once, or by enqueuing it again."""
         if not self._captures:
             return enqueue
         key = (name, size, sets)

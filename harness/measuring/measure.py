@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
+from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, open_monitor, summary
 from epcross.harness.measuring.local_ranks import LocalRanks, local_ranks
 from epcross.harness.measuring.timer import HostTimer, Timer
 from epcross.harness.measuring.timing import pairs_for
@@ -74,7 +75,8 @@ def measure_unit(
     facts: dict[str, Any] = {}
     try:
         chains = session.run()
-        facts = {**session.timer_fields(), **session.traffic_fields()}
+        facts = {**session.timer_fields(), **session.gpu_fields(), **session.traffic_fields()}
+        flags |= session.flags
         facts |= described_fields(backend, session.descriptions())
     except Incorrect as found:
         wrong = found
@@ -132,6 +134,9 @@ class UnitSession:
         self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
         self.ranks: LocalRanks = local_ranks(backend, point, group, self.slots)
         self.timer: Timer | None = None
+        self.monitor: GpuMonitor | None = None
+        self.gpu_states: list[GpuState] = []  # of this process's GPU, before and after each seed's series
+        self.flags: frozenset[Flag] = frozenset()  # that the measurement itself earned
         self.ids: list[tuple[Int32, ...]] = []
         self.counts: list[traffic.Traffic] = []
         self.verified_rounds = 0  # that every rank found right
@@ -151,7 +156,9 @@ class UnitSession:
             for s, batch in reversed(list(enumerate(timed))):
                 self._check_round(Stage.VERIFY_BEFORE, s, batch)
             self.report_stage(Stage.TIME)
+            self._read_gpu()
             chains += self._time(seed, timed)
+            self._read_gpu()
             self.report_stage(Stage.VERIFY_AFTER)
             self._check_round(Stage.VERIFY_AFTER, 0, self._batch(seed, FRESH_SET, Payload.RANDOM))
         return chains
@@ -163,6 +170,7 @@ class UnitSession:
         self.report_stage(Stage.PREPARE)
         self.ranks.prepare(timed)
         self.timer = self._make_timer()
+        self.monitor = None if self.point.domain is Domain.CPU else open_monitor()
         # compiling and tuning take unequal times; nobody may start a bounded wait before all are ready
         self.group.barrier()
 
@@ -217,6 +225,23 @@ class UnitSession:
             # what was timed is what is checked: the last timed pair must have left this set's true sums
             self._agree(Stage.TIME, self.ranks.check_timed(last_set, timed[last_set]))
         return chains
+
+    def _read_gpu(self) -> None:
+        state = self.monitor.read() if self.monitor else None
+        if state is not None:
+            self.gpu_states.append(state)
+
+    def gpu_fields(self) -> dict[str, Any]:
+        """What the GPUs of all ranks were at; none on the CPU. Flags the unit if one was throttled. Collective."""
+        own = json.dumps([state.to_json() for state in self.gpu_states]).encode()
+        states = [
+            GpuState(**{**state, "reasons": tuple(state["reasons"])})
+            for data in self.group.all_gather(own)
+            for state in json.loads(data)
+        ]
+        if is_throttled(states):
+            self.flags |= {Flag.THROTTLED}
+        return summary(states)
 
     def timer_fields(self) -> dict[str, Any]:
         """How pairs were issued, and what an empty pair costs through the path just used."""

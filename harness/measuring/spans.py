@@ -1,7 +1,7 @@
 """From a profiler's trace to how long each phase kept the GPU.
 
-A kernel belongs to the range that its launch lies in. torch's profiler names, for each kernel, the correlation number of
-the driver or runtime call that launched it; the call has a time on the host, and ranges have, too.
+A kernel belongs to the range that its launch lies in. torch's profiler names, for each kernel, the correlation number
+of the driver or runtime call that launched it; the call has a time on the host, and ranges have, too.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""What a unit asks of a clock, whatever it reads: series of the two regimes, of spans, and the cost of the instrument."""
+"""What a unit asks of a clock, whatever it reads: series of each regime, and what the instrument itself costs."""
 
 import statistics
 from typing import Protocol

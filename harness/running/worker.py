@@ -67,6 +67,7 @@ def _serve(
     from epcross.harness.running.group import StoreGroup
     from epcross.harness.running.rendezvous import Address
     from epcross.harness.terms import Flag, Stage
+    from epcross.kernels.errors import DoesNotFit
 
     if (reason := _use_gpu(hello["gpu"])) is not None:
         return send(failed="unavailable", reason=reason)
@@ -103,7 +104,12 @@ def _serve(
         if refusal:
             send(unsupported=refusal)
             continue
-        result = work(backend, unit, timing, group, _context(hello), report_stage, marks)
+        try:
+            result = work(backend, unit, timing, group, _context(hello), report_stage, marks)
+        except DoesNotFit as error:  # raised on every rank alike, before anything was allocated
+            backend.close()
+            send(unsupported=str(error))
+            continue
         send(done=None if result is None else asdict(result))
     group.close()  # not after an error: a goodbye would hide the reason from the peers
     return None
