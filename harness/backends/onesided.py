@@ -149,9 +149,7 @@ class OneSided(GpuBackend):
     def received_ranks(self, set_index: int) -> list[DeviceReceived]:
         """See `GpuBackend`. The landing set of the last dispatch, wherever it was enqueued from."""
         self._wait()
-        exchange = self._opened()
-        sets = exchange.landing_sets()
-        landing = sets[int(exchange.set_index.reshape(-1)[0])] if len(sets) > 1 else sets[0]
+        landing = self._landed.landing()
         self._arrived[set_index] = [self._present(local) for local in range(self._local)]
         found = []
         for local, (source, token) in enumerate(self._arrived[set_index]):
@@ -287,7 +285,7 @@ def _sharers(point: Point) -> int:
 
 
 def _memory_problem(needed: int) -> list[str]:
-    """Whether the workspaces can never lie on this GPU; where no GPU is in use yet, nothing is known and nothing said."""
+    """Why the workspaces can never lie on this GPU. Where no GPU is in use yet, nothing is known and nothing said."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []

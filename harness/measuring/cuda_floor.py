@@ -27,13 +27,14 @@ def measure_gpu_floor(group: Group) -> dict[str, Any]:
     """Measure the floor of the GPUs of `group`. Collective; the same values on every rank; a few seconds.
 
     Returns:
-        `empty_pair_us`: two empty kernels of a graph, with programmatic dependent launch; `empty_pair_plain_us`: without.
-        `flag_one_way_us`: half a round of ping-pong between neighbours, median over pairs; between two blocks of the GPU
-            for a single process. `flag_pairs_us`: each pair's.
+        `empty_pair_us`: two empty kernels of a graph, with programmatic dependent launch; `empty_pair_plain_us`:
+            without.
+        `flag_one_way_us`: half a round of ping-pong between neighbours, median over pairs; between two blocks of the
+            GPU for a single process. `flag_pairs_us`: each pair's.
         `push_gbps_by_blocks`, `pull_gbps_by_blocks`: 10^9 bytes per second that a rank writes to, or reads from, its
             neighbour, by number of blocks of 512 threads (so of SMs, up to their number), slowest rank.
-        `copy_gbps`: bytes copied (not read plus written) per second by all ranks at once, best of those and of the GPU's
-            own copy where memory is one GPU's.
+        `copy_gbps`: bytes copied (not read plus written) per second by all ranks at once, best of those and, where
+            memory is one GPU's, of its own copy.
         `device_copy_gbps`: the GPU's own copy within its memory, slowest rank; `host_to_device_gbps` and
             `device_to_host_gbps`: pinned memory, all ranks at once, slowest rank.
         `timer_step_ns`, `clock_error_ns`: of the stamps.

@@ -14,7 +14,6 @@ from typing import Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
 from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, open_monitor, summary
-from epcross.harness.measuring.local_ranks import LocalRanks, local_ranks
 from epcross.harness.measuring.timer import HostTimer, Timer
 from epcross.harness.measuring.timing import pairs_for
 from epcross.harness.measuring.unit_rows import (
@@ -30,6 +29,7 @@ from epcross.harness.point import Point, Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext, base_record, failed_records
 from epcross.harness.terms import Domain, Flag, Phase, Stage, Status
+from epcross.harness.verification.local_ranks import LocalRanks, local_ranks
 from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload import traffic
 from epcross.harness.workload.batches import GroupBatch, group_batch, ids_hash

@@ -13,7 +13,10 @@ INSTRUMENT_ITERATIONS = 64
 class Timer(Protocol):
     """Times pairs of one backend at one point. Every call is collective."""
 
-    enqueued: str  # how pairs are issued: "host", "graph" or "eager"
+    @property
+    def enqueued(self) -> str:
+        """How pairs are issued: "host", "graph" or "eager"."""
+        ...
 
     def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
         """A chain of about `pairs` pairs (never fewer), after a fill; ends on the last set."""

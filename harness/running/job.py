@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.planning.schema import BackendConfig
-from epcross.harness.point import Point, Timing
+from epcross.harness.point import Point, Timing, processes
 from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Domain, Sharing
 
@@ -113,8 +113,3 @@ class Job:
     def read(cls, path: Path) -> "Job":
         """The job stored at `path`."""
         return cls.from_json(json.loads(path.read_text()))
-
-
-def processes(ep_size: int, sharing: Sharing) -> int:
-    """How many processes hold the ranks of a group."""
-    return 1 if sharing is Sharing.ONE_LAUNCH else ep_size

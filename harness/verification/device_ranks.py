@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from epcross.harness.backends.base import Group
 from epcross.harness.backends.gpu import GpuBackend
-from epcross.harness.measuring.local_ranks import shard
 from epcross.harness.point import Point
 from epcross.harness.verification.device_check import DeviceChecker
 from epcross.harness.verification.device_rows import DeviceRows
+from epcross.harness.verification.local_ranks import shard
 from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload.batches import GroupBatch
 from epcross.harness.workload.placement import Slots

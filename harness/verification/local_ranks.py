@@ -52,7 +52,7 @@ def local_ranks(backend: Backend, point: Point, group: Group, slots: Slots) -> L
     """
     count = point.ep_size // group.size
     if isinstance(backend, GpuBackend):
-        from epcross.harness.measuring.device_ranks import DeviceRanks
+        from epcross.harness.verification.device_ranks import DeviceRanks
 
         return DeviceRanks(backend, point, group, slots, count)
     if count != 1:
