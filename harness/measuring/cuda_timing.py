@@ -42,10 +42,9 @@ class CudaTimer:
         self._graphs: dict[tuple[str, int, int], Replay] = {}
         self._steady_pairs = 0
 
-    @property
-    def enqueued(self) -> str:
-        """How pairs are issued."""
-        return "graph" if self._captures else "eager"
+    def enqueued(self, regime: Regime) -> str:
+        """See `Timer`."""
+        return "graph" if self._captures and regime is not Regime.SPANS else "eager"
 
     def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
         """See `Timer`. A graph is replayed until at least `pairs` have run."""

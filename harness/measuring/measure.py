@@ -247,7 +247,7 @@ class UnitSession:
         """How pairs were issued, and what an empty pair costs through the path just used."""
         assert self.timer is not None
         instrument_us = self.timer.instrument_us(self.point.regime, sets=self.timing.sets)
-        return {"instrumentation_us": instrument_us, "enqueued": self.timer.enqueued}
+        return {"instrumentation_us": instrument_us, "enqueued": self.timer.enqueued(self.point.regime)}
 
     def descriptions(self) -> list[Description]:
         """What ran on every rank."""

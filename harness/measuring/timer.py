@@ -13,9 +13,8 @@ INSTRUMENT_ITERATIONS = 64
 class Timer(Protocol):
     """Times pairs of one backend at one point. Every call is collective."""
 
-    @property
-    def enqueued(self) -> str:
-        """How pairs are issued: "host", "graph" or "eager"."""
+    def enqueued(self, regime: Regime) -> str:
+        """How pairs of a regime are issued: "host", "graph" or "eager"."""
         ...
 
     def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
@@ -38,10 +37,12 @@ class Timer(Protocol):
 class HostTimer:
     """The CPU's clock; see `timing`."""
 
-    enqueued = "host"
-
     def __init__(self, group: Group, *, oversubscribed: bool, limit_s: float) -> None:
         self._line: StartLine | None = StartLine(group, oversubscribed=oversubscribed, limit_s=limit_s)
+
+    def enqueued(self, regime: Regime) -> str:
+        """See `Timer`."""
+        return "host"
 
     def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
         """See `Timer`."""
