@@ -12,7 +12,7 @@ from epcross.kernels.onesided.buffers import Transport, Workspaces, gather
 from epcross.kernels.onesided.inputs import Options
 from epcross.kernels.onesided.launch import Arguments, Kernel, Module
 from epcross.kernels.onesided.layout import CALL, FAILURE, LINE_BYTES, Layout, Protocol, exchange_values
-from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase, Step, kernel_names, resident_blocks, step
+from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase, Step, kernel_names, least_blocks, resident_blocks, step
 from epcross.kernels.onesided.views import Views
 
 if TYPE_CHECKING:
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 FIRST_EPOCH = 1
-"""Not 0: Fence's flags begin at 0, and a flag that equals the epoch is raised."""
+"""Not 0: flags and headers begin at 0, and one that carries the epoch counts."""
 
 
 class Kernels:
     """The kernels of some protocols, loaded on a device, and how many blocks of each may wait at once."""
 
-    def __init__(
-        self, device: "torch.device", protocols: Sequence[Protocol], ep_size: int, num_slots: int, options: Options
-    ) -> None:
+    def __init__(self, device: "torch.device", protocols: Sequence[Protocol], num_slots: int, options: Options) -> None:
         """Compile if need be, and load.
 
         Raises:
@@ -42,7 +40,7 @@ class Kernels:
             torch.cuda.current_stream().synchronize()  # makes the context
             properties = torch.cuda.get_device_properties(device)
             self.module = Module(jit.build(jit.architecture(properties.major, properties.minor)))
-            names = {name for p in protocols for pair in kernel_names(p, ep_size).values() for name in pair}
+            names = {name for protocol in protocols for name in kernel_names(protocol).values()}
             self.loaded: dict[str, Kernel] = {name: self.module.kernel(name, BLOCK_THREADS) for name in sorted(names)}
             self.resident = {
                 name: resident_blocks(
@@ -54,12 +52,13 @@ class Kernels:
                 )
                 for name, kernel in self.loaded.items()
             }
-        short = {name: blocks for name, blocks in self.resident.items() if blocks < options.local_ranks}
+        least = least_blocks(options.local_ranks)
+        short = {name: blocks for name, blocks in self.resident.items() if blocks < least}
         if short:
             self.module.close()
             raise InvalidArguments(
                 f"{blocks} blocks of {name} may wait at once on this GPU, and local_ranks={options.local_ranks} need "
-                "one each: lower local_ranks or ranks_per_gpu, or raise num_sms"
+                f"{least}: lower local_ranks or ranks_per_gpu, or raise num_sms"
                 for name, blocks in short.items()
             )
 
@@ -127,15 +126,13 @@ class Engine:
         )
         self.call: NDArray[np.void] = np.zeros((), CALL)
         arguments = Arguments(np.asarray(self._exchange), self.call)
-        pairs = kernel_names(protocol, self.at.shape.ep_size)
         self._launchers = {
             name: self.kernels.loaded[name].launcher(
                 arguments,
                 dependent=self._options.programmatic_launch,
                 shared_bytes=self.kernels.shared_bytes if phase is Phase.DISPATCH else 0,
             )
-            for phase, names in pairs.items()
-            for name in names
+            for (phase, _), name in kernel_names(protocol).items()
         }
         self._arguments = arguments  # the driver reads from it at every launch
         torch.cuda.synchronize(self.device)
@@ -156,14 +153,14 @@ class Engine:
         import torch
 
         chosen = self.step(phase, tokens)
-        self.call["chunks"] = chosen.chunks
+        self.call["chunk_blocks"] = chosen.chunk_blocks
         launch = self._launchers[chosen.kernel]
         stream = torch.cuda.current_stream(self.device).cuda_stream
         if torch.cuda.current_device() == self.device.index:
-            launch(chosen.blocks, stream)
+            launch(chosen.grid, stream)
         else:
             with torch.cuda.device(self.device):
-                launch(chosen.blocks, stream)
+                launch(chosen.grid, stream)
 
     def close(self) -> None:
         """Wait for the own device and let go of everything; waits for no peer."""

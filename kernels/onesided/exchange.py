@@ -14,14 +14,14 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from epcross.kernels.errors import BuildError, EpcrossError, InvalidArguments, WaitExpired
-from epcross.kernels.formats import RowFormat, row_size
+from epcross.kernels.errors import InvalidArguments, WaitExpired
+from epcross.kernels.formats import RowFormat
 from epcross.kernels.onesided import jit
-from epcross.kernels.onesided.buffers import facts_here, gather, judge
-from epcross.kernels.onesided.crossover import Crossovers, NoCrossover, Setting, machine_name
-from epcross.kernels.onesided.engine import Engine, Kernels, bytes_per_rank
-from epcross.kernels.onesided.inputs import Expected, Options, option_problems, slot_ranks
-from epcross.kernels.onesided.layout import Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.agreement import AUTO, Request, agree, protocols_of, shape_of
+from epcross.kernels.onesided.crossover import Crossovers
+from epcross.kernels.onesided.engine import Engine, bytes_per_rank
+from epcross.kernels.onesided.inputs import Options
+from epcross.kernels.onesided.layout import Protocol, layout
 from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase
 from epcross.kernels.onesided.views import Dispatched, Landing
 
@@ -29,38 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-AUTO = "auto"
 _PHASES = {1: "dispatch", 2: "combine"}  # WaitPhase of csrc/params.cuh
-
-
-def unavailable() -> str | None:
-    """Why the exchange cannot be used on this machine, as a sentence; None if it can. Never raises."""
-    try:
-        import torch
-    except ImportError as error:
-        return f"torch cannot be imported ({error}): install it for CUDA"
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA GPU: an H100 or newer and torch for CUDA are needed"
-    try:
-        jit.architecture(*torch.cuda.get_device_capability())
-    except BuildError as error:
-        return str(error)
-    return jit.unavailable()
-
-
-def shape_of(
-    *, ep_size: int, max_tokens_per_rank: int, top_k: int, hidden: int, dispatch_format: RowFormat | str
-) -> Shape:
-    """What decides the size of a workspace. Raises `ValueError`, naming every value that is out of range."""
-    size = row_size(RowFormat(dispatch_format), hidden)
-    return Shape(
-        ep_size=ep_size,
-        capacity=max_tokens_per_rank,
-        row_bytes=size.padded_row_bytes,
-        scale_bytes=size.padded_scale_bytes,
-        top_k=top_k,
-        hidden=hidden,
-    )
 
 
 class OneSidedAllToAll:
@@ -100,24 +69,17 @@ class OneSidedAllToAll:
                 group size * local_ranks ranks.
             ranks_per_gpu: processes that share this GPU, under MPS.
             timeout_s: longest wait for a peer inside a kernel.
-            num_sms: at most so many blocks wait at once.
+            num_sms: take room for as many blocks as so many multiprocessors hold.
             programmatic_launch: let kernels in before the one before has ended.
             crossover: for "auto": the stored crossovers of this machine, or their file.
             device: None for torch's current one.
 
         Raises:
-            InvalidArguments: on every rank, with the problems of all ranks.
-            BuildError, NoCrossover: as problems of an `InvalidArguments`, since the other ranks must hear of them.
+            InvalidArguments: on every rank, with the problems of all ranks, a failed compilation among them.
+            NoCrossover: the protocol is "auto", and nobody measured which is faster here.
             NotOneDomain: ranks cannot map each other's memory.
             DoesNotFit: the workspaces are larger than the memory that is free.
         """
-        self._closed, self._most = False, max_tokens_per_rank
-        self._counts: tuple[int, ...] | None = None
-        self.local_ranks, self._ranks_per_gpu, self._timeout_s = local_ranks, ranks_per_gpu, timeout_s
-        processes, process = (1, 0) if group is None else (group.size(), group.rank())
-        self.ep_size, self.rank = processes * local_ranks, process * local_ranks
-        self.workspace, self.device = 0, _device(device)
-        self._sentinel_up_to: int | None = None
         options = Options(
             local_ranks=local_ranks,
             ranks_per_gpu=ranks_per_gpu,
@@ -125,50 +87,30 @@ class OneSidedAllToAll:
             num_sms=num_sms,
             programmatic_launch=programmatic_launch,
         )
-        shape: Shape | None = None
-        kernels: Kernels | None = None
-        layouts: dict[Protocol, Layout] = {}
-        ranks, problems = slot_ranks(num_experts, self.ep_size, placement)
-        problems += option_problems(options, len(ranks), top_k)
-        problems += [why] if (why := unavailable()) else []
-        try:
-            self.format = RowFormat(dispatch_format)
-            shape = shape_of(
-                ep_size=self.ep_size,
-                max_tokens_per_rank=max_tokens_per_rank,
-                top_k=top_k,
-                hidden=hidden,
-                dispatch_format=self.format,
-            )
-            layouts = _layouts(protocol, shape)
-            self.workspace = bytes_per_rank(layouts)
-            if not problems:
-                kernels = Kernels(self.device, tuple(layouts), self.ep_size, len(ranks), options)
-        except (ValueError, EpcrossError) as error:
-            problems.append(str(error))
-        settings = {
-            "num_experts": num_experts, "top_k": top_k, "hidden": hidden, "max_tokens_per_rank": max_tokens_per_rank,
-            "dispatch_format": dispatch_format, "protocol": protocol, "local_ranks": local_ranks, "placement": ranks,
-            "kernels": jit.sources_hash(),
-        }  # fmt: skip
-        told = {name: str(value) for name, value in settings.items()}
-        everyone = gather(group, facts_here(group, self.device, self.workspace * local_ranks, told, problems))
-        self.transport = judge(everyone, ranks_per_gpu)
-        assert shape is not None, "judge raises what is in problems"
-        assert kernels is not None
-        self._expected = Expected(
-            shape=shape,
-            local_ranks=local_ranks,
-            num_slots=len(ranks),
-            bf16_rows=self.format is RowFormat.BF16,
-            device=self.device,
+        request = Request(
+            num_experts=num_experts,
+            top_k=top_k,
+            hidden=hidden,
+            max_tokens_per_rank=max_tokens_per_rank,
+            dispatch_format=dispatch_format,
+            protocol=protocol,
+            placement=placement,
+            options=options,
+            crossover=crossover,
+            device=device,
         )
-        if protocol == AUTO:
-            self._sentinel_up_to = self._look_up(group, crossover)
-        self._engine = Engine(group, self.device, kernels, layouts, ranks, options, self.transport)
-        self._engine.use(next(iter(layouts)))
-
-    # -- the round -----------------------------------------------------------------------------------------------
+        agreed = agree(group, request)
+        self._expected, self._sentinel_up_to = agreed.expected, agreed.sentinel_up_to
+        self.local_ranks, self._timeout_s, self._closed = local_ranks, timeout_s, False
+        self._counts: tuple[int, ...] | None = None  # of the last dispatch
+        self._most = max_tokens_per_rank
+        self.ep_size, self.workspace = agreed.expected.shape.ep_size, agreed.workspace_bytes
+        self.transport, self.device = agreed.transport, agreed.expected.device
+        self._engine = Engine(
+            group, self.device, agreed.kernels, agreed.layouts, agreed.slot_ranks, options, self.transport
+        )
+        self._engine.use(next(iter(agreed.layouts)))
+        self.rank = self._engine.first_rank
 
     def dispatch(
         self,
@@ -257,10 +199,8 @@ class OneSidedAllToAll:
 
     @property
     def dispatch_epoch(self) -> "torch.Tensor":
-        """int32 [V] on the device: the bits of the next dispatch's epoch. Equal on all ranks between rounds; wraps."""
+        """int64 [V] on the device: the bits of the next dispatch's epoch. Equal on all ranks between rounds; wraps."""
         return self._opened().views.dispatch_epoch
-
-    # -- faults and the end --------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Look whether a wait ran out of time, as far as the host has been told; waits for nothing.
@@ -305,7 +245,7 @@ class OneSidedAllToAll:
             hidden=hidden,
             dispatch_format=dispatch_format,
         )
-        return bytes_per_rank(_layouts(protocol, shape))
+        return bytes_per_rank({each: layout(each, shape) for each in protocols_of(protocol)})
 
     def describe(self) -> dict[str, Any]:
         """What runs: protocol, transport, the kernels of the last grid with their registers, and the sources' hash."""
@@ -322,6 +262,7 @@ class OneSidedAllToAll:
             "kernels": {
                 str(phase): {
                     "name": chosen.kernel,
+                    "grid": chosen.grid,
                     "blocks": chosen.blocks,
                     "threads": BLOCK_THREADS,
                     "resident_blocks": resident[chosen.kernel],
@@ -336,52 +277,3 @@ class OneSidedAllToAll:
         if self._closed:
             raise InvalidArguments(["this exchange is closed: make another"])
         return self._engine
-
-    def _look_up(self, group: "ProcessGroup | None", crossover: "Crossovers | str | os.PathLike[str] | None") -> int:
-        """The crossover here; the same answer, or the same error, on every rank."""
-        import torch
-
-        setting = Setting(
-            machine=machine_name(
-                torch.cuda.get_device_name(self.device), self.transport, self.local_ranks * self._ranks_per_gpu
-            ),
-            ep_size=self.ep_size,
-            hidden=self._expected.shape.hidden,
-            dispatch_format=self.format,
-        )
-        limit, problem = -1, ""
-        try:
-            if crossover is None:
-                raise NoCrossover(
-                    f"protocol='auto' needs crossover=, a file with an entry for {setting}; or choose one"
-                )
-            known = crossover if isinstance(crossover, Crossovers) else Crossovers.load(crossover)
-            limit = known.sentinel_up_to(setting)
-        except NoCrossover as error:
-            problem = str(error)
-        answers = gather(group, (limit, problem))
-        if wrong := {problem for _, problem in answers if problem}:
-            raise NoCrossover("; ".join(sorted(wrong)))
-        if len(set(answers)) > 1:
-            raise NoCrossover(
-                f"ranks have different crossovers, {[limit for limit, _ in answers]}: give all the same file"
-            )
-        return limit
-
-
-def _layouts(protocol: str, shape: Shape) -> dict[Protocol, Layout]:
-    """Of each protocol that may come to be used."""
-    if protocol == AUTO:
-        return {each: layout(each, shape) for each in Protocol}
-    if protocol not in set(Protocol):
-        raise ValueError(f"protocol={protocol} is not one of {', '.join((*Protocol, AUTO))}")
-    return {Protocol(protocol): layout(Protocol(protocol), shape)}
-
-
-def _device(device: "torch.device | int | None") -> "torch.device":
-    import torch
-
-    if device is None:
-        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return chosen if chosen.index is not None else _device(None)

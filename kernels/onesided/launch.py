@@ -37,6 +37,10 @@ def _describe(status: Any) -> str:
     return f"{status.name}: {words.decode() if words else 'no words for it'}"
 
 
+Launcher = Callable[[tuple[int, int, int], int], None]
+"""Enqueues a kernel: blocks in each direction, stream handle."""
+
+
 class Arguments:
     """What a kernel is given, each argument by value; kept alive and in place, so that a launch copies from here.
 
@@ -67,8 +71,8 @@ class Kernel:
 
         return int(call(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor, self.function, self.block, shared_bytes))
 
-    def launcher(self, arguments: Arguments, *, dependent: bool, shared_bytes: int = 0) -> Callable[[int, int], None]:
-        """A function (blocks, stream handle) -> None that enqueues the kernel with what `arguments` holds by then.
+    def launcher(self, arguments: Arguments, *, dependent: bool, shared_bytes: int = 0) -> Launcher:
+        """A function that enqueues the kernel with what `arguments` holds by then.
 
         Args:
             arguments: copied at each launch.
@@ -79,7 +83,7 @@ class Kernel:
         from cuda.bindings import driver
 
         config = driver.CUlaunchConfig()
-        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+        config.blockDimY = config.blockDimZ = 1
         config.blockDimX, config.sharedMemBytes = self.block, shared_bytes
         if dependent:
             attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
@@ -90,13 +94,13 @@ class Kernel:
             config.numAttrs = 1
         function, address = self.function, arguments.address
 
-        def launch(blocks: int, stream: int) -> None:
-            config.gridDimX = blocks
+        def launch(grid: tuple[int, int, int], stream: int) -> None:
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
             config.hStream = driver.CUstream(stream)
             status = driver.cuLaunchKernelEx(config, function, address, 0)[0]
             if int(status):
                 raise DriverError(
-                    f"{self.name} was not launched ({blocks} blocks of {self.block} threads): {_describe(status)}"
+                    f"{self.name} was not launched (grid {grid}, {self.block} threads a block): {_describe(status)}"
                 )
 
         return launch

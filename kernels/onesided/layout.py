@@ -28,6 +28,12 @@ MAX_TOP_K = 16
 MAX_SLOTS = 4096
 """Experts with their replicas; the table of their ranks lies in shared memory."""
 
+MAX_FLAGS = 256
+"""`kMaxFlags` of csrc/fence.cuh: blocks of a rank that may each raise a flag at one destination."""
+
+MAX_CAPACITY = (1 << 20) - 1
+"""Tokens of a rank; a header holds the count in 20 bits."""
+
 _HEADER_BYTES = 8
 _FLAG_BYTES = 8
 _CONTROL_BYTES = 128
@@ -58,7 +64,7 @@ class Shape:
     def __post_init__(self) -> None:
         bounds = (
             ("ep_size", self.ep_size, 1, MAX_RANKS),
-            ("capacity", self.capacity, 1, 1 << 20),
+            ("capacity", self.capacity, 1, MAX_CAPACITY),
             ("row_bytes", self.row_bytes, VECTOR_BYTES, 1 << 20),
             ("scale_bytes", self.scale_bytes, 0, 1 << 20),
             ("top_k", self.top_k, 1, MAX_TOP_K),
@@ -128,7 +134,7 @@ class Layout:
     @property
     def armed(self) -> tuple[Region, ...]:
         """Regions that hold the armed word before the first round; everything else holds zero."""
-        names = ("headers_0", "headers_1", "records_0", "records_1", "escapes_0", "escapes_1", "returns")
+        names = ("records_0", "records_1", "escapes_0", "escapes_1", "returns")
         return tuple(r for r in self.regions if self.protocol is Protocol.SENTINEL and r.name in names)
 
 
@@ -136,15 +142,16 @@ def layout(protocol: Protocol, shape: Shape) -> Layout:
     """The layout of one rank's workspace; every rank of a group has the same."""
     record = _up(shape.record_vectors * VECTOR_BYTES, LINE_BYTES)
     partial = _up(shape.partial_vectors * VECTOR_BYTES, LINE_BYTES)
-    escape = -(-shape.record_vectors // LANES) * VECTOR_BYTES  # two words of 32 bits used for each 32 vectors
+    row_vectors = shape.row_bytes // VECTOR_BYTES
+    groups = -(-row_vectors // LANES) + -(-(shape.record_vectors - row_vectors) // LANES)  # of the row, and of its tail
+    escape = groups * VECTOR_BYTES  # a word for each half of 32 vectors
     rows = shape.ep_size * shape.capacity  # [source rank][token]
-    masks = shape.capacity * VECTOR_BYTES
-    headers = rows * _HEADER_BYTES
-    sizes = {"control": _CONTROL_BYTES, "sent_masks": masks, "received_masks": masks}
+    headers = rows * _HEADER_BYTES  # [token][source]
+    sizes = {"control": _CONTROL_BYTES, "sent": 4 * rows}
     match protocol:
         case Protocol.FENCE:
             flags = shape.ep_size * _FLAG_BYTES
-            sizes |= {"dispatch_flags": flags, "combine_flags": flags, "headers_0": headers}
+            sizes |= {"dispatch_flags": flags * MAX_FLAGS, "combine_flags": flags, "headers_0": headers}
             sizes |= {"records_0": rows * record}
         case Protocol.SENTINEL:
             for parity in (0, 1):
@@ -171,8 +178,7 @@ EXCHANGE = np.dtype(
         ("failure", "<u8"),
         ("timeout_ns", "<u8"),
         ("control_at", "<i8"),
-        ("sent_mask_at", "<i8"),
-        ("received_mask_at", "<i8"),
+        ("sent_at", "<i8"),
         ("headers_at", "<i8", 2),
         ("records_at", "<i8", 2),
         ("escapes_at", "<i8", 2),
@@ -210,27 +216,23 @@ CALL = np.dtype(
         ("ids_stride", "<i8"),
         ("weights_stride", "<i8"),
         ("out_stride", "<i8"),
-        ("chunks", "<i4"),
+        ("chunk_blocks", "<i4"),
         ("tokens", "<i4", MAX_LOCAL_RANKS),
     ],
     align=True,
 )
 """`Call` of csrc/params.cuh."""
 
-FAILURE = np.dtype([("state", "<u4"), ("rank", "<u4"), ("peer", "<u4"), ("phase", "<u4"), ("epoch", "<u4")])
+FAILURE = np.dtype([("state", "<u4"), ("rank", "<u4"), ("peer", "<u4"), ("phase", "<u4"), ("epoch", "<u8")])
 """`Failure` of csrc/params.cuh, one for each local rank."""
 
-CONTROL = np.dtype(
-    [
-        ("dispatch_epoch", "<u4"),
-        ("combine_epoch", "<u4"),
-        ("most_tokens", "<u4"),
-        ("failed", "<u4"),
-        ("set_index", "<u4"),
-        ("blocks_done", "<u4"),
-    ]
-)
-"""`Control` of csrc/params.cuh, at the begin of a workspace."""
+CONTROL = np.dtype([("dispatch_epoch", "<u8"), ("combine_epoch", "<u8"), ("failed", "<u4")])
+"""`Control` of csrc/params.cuh, at the begin of a workspace. `combine_epoch` is that of the last dispatch."""
+
+COUNT_BITS = 20
+EPOCH_SHIFT = COUNT_BITS + 1
+"""Of a header (csrc/header.cuh): epoch << 21 | tokens of the source << 1 | whether the token came here. It counts only
+if its epoch is that of the last dispatch."""
 
 ARMED_WORD = 0xFFDB_7FB6_FFA5_7FE9
 """`kArmed` of csrc/words.cuh."""
@@ -258,10 +260,9 @@ def exchange_values(
     values["slot_rank"], values["failure"], values["timeout_ns"] = slot_rank, failure, timeout_ns
     offset = {region.name: region.offset for region in at.regions}
     values["control_at"] = offset["control"]
-    values["sent_mask_at"], values["received_mask_at"] = offset["sent_masks"], offset["received_masks"]
     for name in ("headers", "records", "escapes"):
         values[f"{name}_at"] = [offset.get(f"{name}_{s}", 0) for s in (0, 1)]
-    for name in ("returns", "partials", "dispatch_flags", "combine_flags"):
+    for name in ("sent", "returns", "partials", "dispatch_flags", "combine_flags"):
         values[f"{name}_at"] = offset.get(name, 0)
     values["record_stride"], values["partial_stride"] = at.record_stride, at.partial_stride
     values["escape_stride"] = at.escape_stride

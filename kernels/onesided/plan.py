@@ -1,25 +1,35 @@
-"""Which kernel serves a call, in how many pieces and with how many blocks: pure functions of the shapes and the GPU.
+"""Which kernel serves a call, and with what grid: pure functions of the shapes and the GPU.
 
-A warp takes one *item* at a time: a chunk of one token's record (dispatch) or partial (combine). Kernels loop over
-items, so any grid is right; how many blocks may wait at once is bounded by what the GPU holds (`resident_blocks`): two
-ranks whose waiting blocks keep out the blocks that would send to each other would wait forever.
+A grid is (local rank and vectors of a row, peers, role and tokens); csrc/place.cuh divides the work by it, and any grid
+is right. Blocks wait for peers, so there are never more than the GPU holds at once (`resident_blocks`): two ranks whose
+waiting blocks keep out the blocks that would send to each other would wait forever.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from epcross.kernels.onesided.layout import LANES, Layout, Protocol
+from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol
 
-BLOCK_THREADS = 256
-"""`kBlockThreads` of csrc/kernels.cu."""
+BLOCK_THREADS = 128
+"""At most `EPCROSS_MAX_THREADS` of csrc/kernels.cu."""
+
+PER_LANE = {"narrow": 1, "mid": 2, "wide": 4}
+"""Vectors that a lane moves at a time, by variant."""
+
+VARIANTS = {
+    Protocol.SENTINEL: (
+        (64, "narrow", "narrow"),
+        (320, "mid", "narrow"),
+        (1500, "wide", "mid"),
+        (None, "wide", "wide"),
+    ),
+    Protocol.FENCE: ((64, "narrow", "narrow"), (320, "mid", "narrow"), (1500, "wide", "mid"), (None, "wide", "wide")),
+}
+"""Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
+warps that move more each beat many: a kernel ends when the stores of every multiprocessor are acknowledged."""
 
 _WARPS = BLOCK_THREADS // LANES
-_FEW = (1, 3, 7)  # peers that a kernel for few ranks looks at in one turn
-_PER_LANE = {"wide": 4}  # vectors of a lane; 1 in every other variant
-
-WIDE_FROM_TURNS = 2.0
-"""A warp that would take more turns than this moves four vectors a lane instead of one."""
 
 
 class Phase(StrEnum):
@@ -34,17 +44,30 @@ class Step:
     """One launch."""
 
     kernel: str
-    chunks: int  # items of one token
-    blocks: int  # of all local ranks together
+    grid: tuple[int, int, int]
+    chunk_blocks: int  # blocks of a rank along the vectors of a row
+
+    @property
+    def blocks(self) -> int:
+        """Of all local ranks and roles together."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
 
 
-def kernel_names(protocol: Protocol, ep_size: int) -> dict[Phase, tuple[str, str]]:
-    """The kernel for small steps and the one for large steps of each phase."""
-    return {phase: (f"{protocol}_{phase}_{_variant(protocol, ep_size)}", f"{protocol}_{phase}_wide") for phase in Phase}
+def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
+    """The kernel of each phase and variant."""
+    return {(phase, variant): f"{protocol}_{phase}_{variant}" for phase in Phase for variant in PER_LANE}
+
+
+def least_blocks(local_ranks: int) -> int:
+    """Two layers (csrc/place.cuh, Roles) of one block for each local rank."""
+    return 2 * local_ranks
 
 
 def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], local_ranks: int = 1) -> Step:
     """The launch for `tokens` tokens of the rank that has most.
+
+    Room goes to the vectors of a row first, then to tokens, then to peers: blocks for different peers each load a row
+    anew.
 
     Args:
         phase: dispatch or combine.
@@ -53,22 +76,38 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
         resident: blocks of each kernel that may wait at once on this GPU, by all local ranks together.
         local_ranks: ranks served by the launch; every one gets as many blocks.
     """
-    small, wide = kernel_names(at.protocol, at.shape.ep_size)[phase]
-    turns = tokens * chunks_of(phase, at, small) / (resident[small] // local_ranks * _WARPS)
-    kernel = wide if turns > WIDE_FROM_TURNS else small
-    chunks = chunks_of(phase, at, kernel)
-    blocks = min(max(1, -(-tokens * chunks // _WARPS)), resident[kernel] // local_ranks)
-    return Step(kernel=kernel, chunks=chunks, blocks=blocks * local_ranks)
-
-
-def chunks_of(phase: Phase, at: Layout, kernel: str) -> int:
-    """Chunks of one token. Sentinel's combine also arms the records, which may be longer than the partials."""
-    records, partials = at.shape.record_vectors, at.shape.partial_vectors
-    if phase is Phase.DISPATCH:
-        vectors = records
+    kernel = kernel_names(at.protocol)[phase, (variant := _variant(phase, at, tokens, local_ranks))]
+    room = resident[kernel] // local_ranks
+    wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
+    sentinel = at.protocol is Protocol.SENTINEL
+    chunk_blocks = min(-(-_chunks(phase, at, variant) // _WARPS), room // 2)
+    if sentinel:
+        token_blocks = min(wanted, room // (2 * chunk_blocks))
     else:
-        vectors = max(records, partials) if at.protocol is Protocol.SENTINEL else partials
-    return -(-vectors // (LANES * _PER_LANE.get(kernel.rpartition("_")[2], 1)))
+        chunk_blocks = min(chunk_blocks, MAX_FLAGS)  # every sending block raises a flag of its own
+        token_blocks = min(wanted, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
+    depth = 2 * token_blocks if sentinel else token_blocks + 1
+    peer_blocks = min(peers, room // (chunk_blocks * depth))
+    return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, depth), chunk_blocks=chunk_blocks)
+
+
+def _variant(phase: Phase, at: Layout, tokens: int, local_ranks: int) -> str:
+    warps = tokens * local_ranks * -(-at.shape.partial_vectors // LANES)
+    row = next(row for row in VARIANTS[at.protocol] if row[0] is None or warps <= row[0])
+    return row[1] if phase is Phase.DISPATCH else row[2]
+
+
+def _chunks(phase: Phase, at: Layout, variant: str) -> int:
+    """Warps that hold all vectors of a row at once. In dispatch none holds vectors of the row and of its tail both;
+    Sentinel's combine also arms the records, which may be longer."""
+    shape, width = at.shape, LANES * PER_LANE[variant]
+    if phase is Phase.DISPATCH:
+        row = shape.row_bytes // VECTOR_BYTES
+        return -(-row // width) + -(-(shape.record_vectors - row) // width)
+    vectors = (
+        max(shape.record_vectors, shape.partial_vectors) if at.protocol is Protocol.SENTINEL else shape.partial_vectors
+    )
+    return -(-vectors // width)
 
 
 def resident_blocks(
@@ -85,16 +124,9 @@ def resident_blocks(
         sm_count: multiprocessors.
         ranks_per_gpu: processes that share the GPU.
         dependent: whether kernels are launched ahead of the end of the one before.
-        num_sms: at most so many multiprocessors are touched.
+        num_sms: as if the GPU had only so many multiprocessors.
     """
-    room = blocks_per_sm * sm_count
+    room = blocks_per_sm * (sm_count if num_sms is None else min(num_sms, sm_count))
     if ranks_per_gpu > 1:
         room //= ranks_per_gpu * (2 if dependent else 1)
-    return room if num_sms is None else min(room, num_sms)
-
-
-def _variant(protocol: Protocol, ep_size: int) -> str:
-    if protocol is Protocol.FENCE:
-        return "one"
-    few = next((count for count in _FEW if ep_size - 1 <= count), None)
-    return "many" if few is None else f"few{few}"
+    return room

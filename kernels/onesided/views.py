@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epcross.kernels.errors import InvalidArguments
-from epcross.kernels.onesided.layout import ARMED_WORD, CONTROL, VECTOR_BYTES, Layout
+from epcross.kernels.onesided.layout import ARMED_WORD, CONTROL, COUNT_BITS, EPOCH_SHIFT, Layout
 
 if TYPE_CHECKING:
     import torch
@@ -14,29 +14,59 @@ if TYPE_CHECKING:
 class Landing:
     """One landing set, [V, ep, C, ...]: V local ranks (left out if there is one), source rank, token on its source.
 
-    Slots that `source_mask` does not name hold garbage.
+    Places that `Dispatched.arrived` does not name hold garbage.
     """
 
     rows: "torch.Tensor"  # uint8 [V, ep, C, row_bytes]; .view(torch.bfloat16) for bf16
     scales: "torch.Tensor"  # uint8 [V, ep, C, scale_bytes], of no size for bf16
     ids: "torch.Tensor"  # int32 [V, ep, C, top_k], all of the token's, also those of other ranks; -1 = dropped
     weights: "torch.Tensor"  # fp32 [V, ep, C, top_k]
+    headers: "torch.Tensor"  # int64 [V, C, ep]: epoch << 21 | tokens of the source << 1 | whether the token came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatched:
-    """What a dispatch left in the workspace, read in place. Valid until the dispatch after the next (Sentinel), or the
-    next (Fence).
+    """What a dispatch left in the workspace, read in place. Valid until the round's combine, which lets go of it.
 
     Sentinel lands in two sets by turns, and which one is known to the device: `set_index`, for kernels, which may be
-    replayed in a graph. `rows` and its kin read it and so wait for the device; with Fence they do not.
+    replayed in a graph. `rows` and its kin read it and so wait for the device; with Fence they do not. The other
+    members enqueue torch operations and never wait.
     """
 
     sets: tuple[Landing, ...]
-    set_index: "torch.Tensor"  # int32 [V]: the set of the last dispatch; equal on every local rank between rounds
-    source_mask: (
-        "torch.Tensor"  # int32 [V, C, 3]: bit s % 32 of word s // 32 says that source s sent its token of that index
-    )
+    epoch: "torch.Tensor"  # int64 [V]: of the last dispatch
+
+    @property
+    def set_index(self) -> "torch.Tensor":
+        """int32 [V]: the set of the last dispatch, the same on every local rank between rounds."""
+        import torch
+
+        return (self.epoch & (len(self.sets) - 1)).to(torch.int32)
+
+    def arrived(self) -> "torch.Tensor":
+        """bool [V, ep, C] ([ep, C]): what came, by source and token."""
+        here = [self._of_this_round(landing.headers) & (landing.headers & 1 == 1) for landing in self.sets]
+        either = here[0] if len(here) == 1 else here[0] | here[1]  # a set of another round has another epoch
+        return either.transpose(-1, -2)
+
+    def source_tokens(self) -> "torch.Tensor":
+        """int64 [V, ep] ([ep]): how many tokens each source has in this round, whether they came here or not."""
+        firsts = [landing.headers[..., 0, :] for landing in self.sets]
+        counts = [
+            (first >> 1 & ((1 << COUNT_BITS) - 1)) * self._of_this_round(first[..., None, :])[..., 0, :]
+            for first in firsts
+        ]
+        return counts[0] if len(counts) == 1 else counts[0] + counts[1]
+
+    @property
+    def source_mask(self) -> "torch.Tensor":
+        """int32 [V, C, 3] ([C, 3]): `arrived` as bits; bit s % 32 of word s // 32 is source s."""
+        import torch
+        from torch.nn.functional import pad
+
+        sent = self.arrived().transpose(-1, -2)
+        bits = pad(sent, (0, 96 - sent.shape[-1])).unflatten(-1, (3, 32)).long()
+        return (bits << torch.arange(32, device=bits.device)).sum(-1).to(torch.int32)
 
     def landing(self) -> Landing:
         """The set of the last dispatch; waits for the device if there are two.
@@ -48,11 +78,11 @@ class Dispatched:
             return self.sets[0]
         import torch
 
-        if torch.cuda.is_current_stream_capturing():
+        if self.epoch.is_cuda and torch.cuda.is_current_stream_capturing():
             raise InvalidArguments(
                 ["which landing set a replay uses is known to the device only: in a graph use `sets` with `set_index`"]
             )
-        return self.sets[int(self.set_index.reshape(-1)[0])]
+        return self.sets[int(self.epoch[0]) & 1]
 
     @property
     def rows(self) -> "torch.Tensor":
@@ -74,6 +104,11 @@ class Dispatched:
         """See `Landing.weights`."""
         return self.landing().weights
 
+    def _of_this_round(self, headers: "torch.Tensor") -> "torch.Tensor":
+        """bool: which headers [V, .., ep] carry the epoch of the last dispatch, in the bits that they have for it."""
+        epoch = self.epoch if headers.dim() == 2 else self.epoch[:, None, None]
+        return (headers ^ (epoch << EPOCH_SHIFT)) >> EPOCH_SHIFT == 0
+
 
 class Views:
     """All tensors into `memory` (uint8 [local_ranks, bytes_per_rank], contiguous) laid out as `at` says."""
@@ -90,23 +125,22 @@ class Views:
             record = offset[f"records_{parity}"]
             stride = (capacity * at.record_stride, at.record_stride)
             ids = record + shape.row_bytes + shape.scale_bytes
+            headers = (capacity, shape.ep_size)
             return Landing(
                 rows=self._view(torch.uint8, record, (*rows, shape.row_bytes), stride),
                 scales=self._view(torch.uint8, record + shape.row_bytes, (*rows, shape.scale_bytes), stride),
                 ids=self._view(torch.int32, ids, (*rows, shape.top_k), stride),
                 weights=self._view(torch.float32, ids + 4 * shape.top_k, (*rows, shape.top_k), stride),
+                headers=self._view(torch.int64, offset[f"headers_{parity}"], headers, (8 * shape.ep_size,)),
             )
 
-        control = offset["control"]
         self.dispatched = Dispatched(
-            sets=tuple(landing(parity) for parity in range(at.sets)),
-            set_index=self._control(control, "set_index"),
-            source_mask=self._view(torch.int32, offset["received_masks"], (capacity, 3), (VECTOR_BYTES,)),
+            sets=tuple(landing(parity) for parity in range(at.sets)), epoch=self._epoch("combine_epoch")
         )
         self.partials = self._view(
             torch.bfloat16, offset["partials"], (*rows, shape.hidden), (capacity * at.partial_stride, at.partial_stride)
         )
-        self.dispatch_epoch = self._control(control, "dispatch_epoch")
+        self.dispatch_epoch = self._epoch("dispatch_epoch")
 
     def arm(self, first_epoch: int) -> None:
         """Bring the workspaces to their state before the first round, on the current stream, while nothing is sent."""
@@ -115,15 +149,16 @@ class Views:
         self._memory.zero_()
         words = self._memory.view(torch.int64)
         for region in self._at.armed:
-            words[:, region.offset // 8 : (region.offset + region.size) // 8].fill_(_signed(ARMED_WORD, 64))
-        self.dispatch_epoch.fill_(_signed(first_epoch, 32))
+            words[:, region.offset // 8 : (region.offset + region.size) // 8].fill_(_signed(ARMED_WORD))
+        self.dispatch_epoch.fill_(_signed(first_epoch))
 
-    def _control(self, control: int, name: str) -> "torch.Tensor":
+    def _epoch(self, name: str) -> "torch.Tensor":
+        """int64 [V], also for one local rank."""
         import torch
 
-        offset = control + dict(CONTROL.fields or {})[name][1]
+        offset = self._at["control"].offset + (CONTROL.names or ()).index(name) * 8  # the epochs come first
         ranks, total = self._memory.shape
-        return self._memory.view(-1).view(torch.int32).as_strided((ranks,), (total // 4,), offset // 4)
+        return self._memory.view(-1).view(torch.int64).as_strided((ranks,), (total // 8,), offset // 8)
 
     def _view(
         self, dtype: "torch.dtype", offset: int, size: tuple[int, ...], stride_bytes: tuple[int, ...]
@@ -136,6 +171,6 @@ class Views:
         return view[0] if ranks == 1 else view
 
 
-def _signed(word: int, bits: int) -> int:
-    """The same bits as a signed number, as torch's integers are."""
-    return word - (1 << bits) if word >> (bits - 1) else word
+def _signed(word: int) -> int:
+    """The same 64 bits as a signed number, as torch's integers are."""
+    return word - (1 << 64) if word >> 63 else word

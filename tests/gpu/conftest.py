@@ -1,11 +1,15 @@
-"""Everything here needs a GPU; without one each test is skipped with a sentence (see tests/conftest.py)."""
+"""Everything here needs a GPU; without one each test is skipped with a sentence (see tests/conftest.py).
+
+`tests` and, uninstalled, `epcross` are importable from wherever pytest starts.
+"""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

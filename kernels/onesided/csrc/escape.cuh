@@ -4,61 +4,69 @@
 // two reserved words it was. Its words use their lower half only, so they never look armed.
 #pragma once
 
-#include "routing.cuh"
-#include "wait.cuh"
+#include "words.cuh"
 
 namespace epcross {
 
-EPCROSS_DEVICE bool reserved(u64 word) { return word == kArmed || word == kEscape; }
+inline constexpr u32 kArmedHigh = static_cast<u32>(kArmed >> 32);
+inline constexpr u32 kEscapeHigh = static_cast<u32>(kEscape >> 32);
 
-/// Replace reserved words in this warp's vectors and push the bitmaps. `first` is this lane's first vector.
+EPCROSS_DEVICE bool reserved(u64 word) { return word == kArmed || word == kEscape; }
+/// Cheaper, and true a little too often; decides only whether to look closely.
+EPCROSS_DEVICE bool maybe_reserved(u64 word) {
+    const u32 high = static_cast<u32>(word >> 32);
+    return high == kArmedHigh || high == kEscapeHigh;
+}
+EPCROSS_DEVICE bool maybe_escape(u64 word) { return static_cast<u32>(word >> 32) == kEscapeHigh; }
+
+/// By a whole warp: whether its vectors need `send_escaped`.
 template <int kPerLane>
-EPCROSS_DEVICE void escape(const Exchange& x, const Place& p, int set, int token, int first, RankMask to,
-                           Vector (&v)[kPerLane]) {
+EPCROSS_DEVICE bool any_reserved(const Vector (&v)[kPerLane]) {
     bool any = false;
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) any |= reserved(v[j].a) || reserved(v[j].b);
-    if (!__any_sync(kFull, any)) return;
+    for (int j = 0; j < kPerLane; ++j) any |= maybe_reserved(v[j].a) || maybe_reserved(v[j].b);
+    return __any_sync(kFull, any);
+}
+
+template <int kPerLane>
+struct Vectors {
+    Vector v[kPerLane];
+};
+
+/// Send this warp's vectors with reserved words replaced, and the bitmaps beside them. `at` and `bitmaps` are those of
+/// its first group there, `inside` has a bit for each of the lane's vectors that exist. Rare, so kept out of line, and
+/// handed values: nothing of the caller's has to lie in memory.
+template <int kPerLane>
+__device__ __noinline__ void send_escaped(u8* at, u8* bitmaps, u32 inside, Vectors<kPerLane> all) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
-        if (!__any_sync(kFull, reserved(v[j].a) || reserved(v[j].b))) continue;
-        const Vector bits{__ballot_sync(kFull, v[j].a == kEscape), __ballot_sync(kFull, v[j].b == kEscape)};
-        if (v[j].a == kArmed) v[j].a = kEscape;
-        if (v[j].b == kArmed) v[j].b = kEscape;
-        const i64 at = Places{x}.escapes(set, p.rank, token) + (first / kLanes + j) * kVectorBytes;
-        RankMask left = to;
-        for (int r = left.pop(); r >= 0; r = left.pop()) {
-            if (p.lane == 0) store_words(p.of(r) + at, bits);
+        Vector sent = all.v[j];
+        if (__any_sync(kFull, reserved(sent.a) || reserved(sent.b))) {
+            const Vector bits{__ballot_sync(kFull, sent.a == kEscape), __ballot_sync(kFull, sent.b == kEscape)};
+            if (sent.a == kArmed) sent.a = kEscape;
+            if (sent.b == kArmed) sent.b = kEscape;
+            if (lane == 0) store_words(bitmaps + j * kVectorBytes, bits);
         }
+        if (inside >> j & 1u) store_words(at + j * kLanes * kVectorBytes, sent);
     }
 }
 
-/// Put reserved words of one record back in place, by the warp that owns these vectors; its bitmaps are armed again at
-/// once, since nobody else reads them. False if a wait expired.
-template <int kPerLane>
-EPCROSS_DEVICE bool restore(const Exchange& x, const Place& p, Patience& patience, int set, int source, int token,
-                            int first) {
-    u8* record = p.mine + Places{x}.record(set, source, token);
-    u8* bitmaps = p.mine + Places{x}.escapes(set, source, token);
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-        const int i = first + j * kLanes;
-        Vector v{0, 0};
-        if (i < x.record_vectors) v = load_words(record + static_cast<i64>(i) * kVectorBytes);
-        if (!__any_sync(kFull, v.a == kEscape || v.b == kEscape)) continue;
-        u8* at = bitmaps + (first / kLanes + j) * kVectorBytes;
-        Vector bits = load_words(at);
-        while (__any_sync(kFull, !arrived(bits))) {
-            if (!patience.go_on(source)) return false;
-            bits = load_words(at);
-        }
-        const bool a = v.a == kEscape, b = v.b == kEscape;
-        if (a && !(bits.a >> p.lane & 1u)) v.a = kArmed;
-        if (b && !(bits.b >> p.lane & 1u)) v.b = kArmed;
-        if (a || b) store_plain(record + static_cast<i64>(i) * kVectorBytes, v);
-        __syncwarp();  // every lane has read the bitmap
-        if (p.lane == 0) store_words(at, {kArmed, kArmed});
-    }
+/// Put reserved words of 32 vectors back in place, by the warp that owns them; the bitmap is armed again at once, since
+/// nobody else reads it. False if the bitmap is not there yet.
+__device__ __noinline__ inline bool restore(u8* record, u8* bitmap, bool inside) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    Vector v{0, 0};
+    if (inside) v = load_words(record);
+    const bool a = v.a == kEscape, b = v.b == kEscape;
+    if (!__any_sync(kFull, a || b)) return true;
+    const Vector bits = load_words(bitmap);
+    if (__any_sync(kFull, !arrived(bits))) return false;
+    if (a && !(bits.a >> lane & 1u)) v.a = kArmed;
+    if (b && !(bits.b >> lane & 1u)) v.b = kArmed;
+    if (a || b) store_plain(record, v);
+    __syncwarp();  // every lane has read the bitmap
+    if (lane == 0) store_words(bitmap, {kArmed, kArmed});
     return true;
 }
 

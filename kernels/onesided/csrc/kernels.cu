@@ -1,31 +1,33 @@
-// Entry points. `few*` poll headers and rows together (at most 1, 3 or 7 peers), `many` polls headers first, `wide` moves
-// four vectors a lane for large steps.
+// Entry points. `narrow` moves one vector a lane, for few tokens; `wide` four, for many.
 #include "fence.cuh"
 #include "sentinel_combine.cuh"
 #include "sentinel_dispatch.cuh"
 
-namespace {
-constexpr int kBlockThreads = 256;
-}
-
+#ifndef EPCROSS_NARROW_BLOCKS
+#define EPCROSS_NARROW_BLOCKS 8
+#endif
+#ifndef EPCROSS_WIDE_BLOCKS
+#define EPCROSS_WIDE_BLOCKS 6
+#endif
+#ifndef EPCROSS_MAX_THREADS
+#define EPCROSS_MAX_THREADS 128
+#endif
+#define EPCROSS_ARGS(...) __VA_ARGS__
 #define EPCROSS_KERNEL(name, blocks, body)                                                                            \
-    extern "C" __global__ void __launch_bounds__(kBlockThreads, blocks)                                               \
+    extern "C" __global__ void __launch_bounds__(EPCROSS_MAX_THREADS, blocks)                                         \
         name(const __grid_constant__ epcross::Exchange x, const __grid_constant__ epcross::Call call) {               \
         epcross::body(x, call);                                                                                       \
     }
-#define EPCROSS_ARGS(...) __VA_ARGS__
 
-EPCROSS_KERNEL(sentinel_dispatch_few1, 4, sentinel_dispatch<EPCROSS_ARGS(1, 1, 1)>)
-EPCROSS_KERNEL(sentinel_dispatch_few3, 4, sentinel_dispatch<EPCROSS_ARGS(1, 3, 1)>)
-EPCROSS_KERNEL(sentinel_dispatch_few7, 2, sentinel_dispatch<EPCROSS_ARGS(1, 7, 1)>)
-EPCROSS_KERNEL(sentinel_dispatch_many, 4, sentinel_dispatch<EPCROSS_ARGS(1, 0, 4)>)
-EPCROSS_KERNEL(sentinel_dispatch_wide, 4, sentinel_dispatch<EPCROSS_ARGS(4, 0, 1)>)
-EPCROSS_KERNEL(sentinel_combine_few1, 4, sentinel_combine<EPCROSS_ARGS(1, 1, 2)>)
-EPCROSS_KERNEL(sentinel_combine_few3, 4, sentinel_combine<EPCROSS_ARGS(1, 3, 4)>)
-EPCROSS_KERNEL(sentinel_combine_few7, 2, sentinel_combine<EPCROSS_ARGS(1, 7, 8)>)
-EPCROSS_KERNEL(sentinel_combine_many, 4, sentinel_combine<EPCROSS_ARGS(1, 0, 4)>)
-EPCROSS_KERNEL(sentinel_combine_wide, 4, sentinel_combine<EPCROSS_ARGS(4, 0, 1)>)
-EPCROSS_KERNEL(fence_dispatch_one, 4, fence_dispatch<1>)
-EPCROSS_KERNEL(fence_dispatch_wide, 4, fence_dispatch<4>)
-EPCROSS_KERNEL(fence_combine_one, 4, fence_combine<EPCROSS_ARGS(1, 8)>)
-EPCROSS_KERNEL(fence_combine_wide, 4, fence_combine<EPCROSS_ARGS(4, 2)>)
+EPCROSS_KERNEL(sentinel_dispatch_narrow, EPCROSS_NARROW_BLOCKS, sentinel_dispatch<1>)
+EPCROSS_KERNEL(sentinel_dispatch_mid, EPCROSS_NARROW_BLOCKS, sentinel_dispatch<2>)
+EPCROSS_KERNEL(sentinel_dispatch_wide, EPCROSS_WIDE_BLOCKS, sentinel_dispatch<4>)
+EPCROSS_KERNEL(sentinel_combine_narrow, EPCROSS_WIDE_BLOCKS, sentinel_combine<EPCROSS_ARGS(1, 4)>)
+EPCROSS_KERNEL(sentinel_combine_mid, EPCROSS_WIDE_BLOCKS, sentinel_combine<EPCROSS_ARGS(2, 2)>)
+EPCROSS_KERNEL(sentinel_combine_wide, EPCROSS_WIDE_BLOCKS, sentinel_combine<EPCROSS_ARGS(4, 1)>)
+EPCROSS_KERNEL(fence_dispatch_narrow, EPCROSS_NARROW_BLOCKS, fence_dispatch<1>)
+EPCROSS_KERNEL(fence_dispatch_mid, EPCROSS_NARROW_BLOCKS, fence_dispatch<2>)
+EPCROSS_KERNEL(fence_dispatch_wide, EPCROSS_WIDE_BLOCKS, fence_dispatch<4>)
+EPCROSS_KERNEL(fence_combine_narrow, EPCROSS_NARROW_BLOCKS, fence_combine<EPCROSS_ARGS(1, 4)>)
+EPCROSS_KERNEL(fence_combine_mid, EPCROSS_WIDE_BLOCKS, fence_combine<EPCROSS_ARGS(2, 4)>)
+EPCROSS_KERNEL(fence_combine_wide, EPCROSS_WIDE_BLOCKS, fence_combine<EPCROSS_ARGS(4, 2)>)

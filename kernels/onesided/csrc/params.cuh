@@ -5,7 +5,7 @@
 
 namespace epcross {
 
-inline constexpr int kMaxRanks = 96;  // three words of a rank mask
+inline constexpr int kMaxRanks = 96;
 inline constexpr int kMaxLocalRanks = 72;
 
 /// Shapes and places, the same in every call of one exchange. Offsets and strides are bytes in a workspace.
@@ -15,16 +15,15 @@ struct Exchange {
     u64 failure;               // host-visible Failure
     u64 timeout_ns;
 
-    i64 control_at;        // Control
-    i64 sent_mask_at;      // RankMask[capacity]: destinations of the own tokens
-    i64 received_mask_at;  // RankMask[capacity]: sources that sent a token of this index
-    i64 headers_at[2];     // u64[capacity][ep]; Fence has one set
-    i64 records_at[2];     // [ep][capacity] records
-    i64 escapes_at[2];     // [ep][capacity] bitmaps (Sentinel)
-    i64 returns_at;        // [ep][capacity] partials as they arrive (Sentinel)
-    i64 partials_at;       // [ep][capacity] partials as the experts write them
-    i64 dispatch_flags_at; // u64[ep] (Fence)
-    i64 combine_flags_at;  // u64[ep] (Fence)
+    i64 control_at;         // Control
+    i64 sent_at;            // u32[capacity][ep]: whether an own token goes to a rank
+    i64 headers_at[2];      // u64[capacity][ep]: see header.cuh; Fence has one set, as for records
+    i64 records_at[2];      // [ep][capacity] records
+    i64 escapes_at[2];      // [ep][capacity] bitmaps (Sentinel)
+    i64 returns_at;         // [ep][capacity] partials as they arrive (Sentinel)
+    i64 partials_at;        // [ep][capacity] partials as the experts write them
+    i64 dispatch_flags_at;  // u64[ep][kMaxFlags] (Fence)
+    i64 combine_flags_at;   // u64[ep] (Fence)
     i64 record_stride, partial_stride, escape_stride;
 
     i32 ep, first_rank, local_ranks;
@@ -36,24 +35,21 @@ struct Exchange {
 struct Call {
     u64 rows, scales, ids, weights, out;
     i64 rows_stride, scales_stride, ids_stride, weights_stride, out_stride;
-    i32 chunks;  // per record or partial, of kLanes * vectors-per-lane vectors
+    i32 chunk_blocks;  // blocks of a rank along the vectors of a row
     i32 tokens[kMaxLocalRanks];
 };
 
-/// Local state of a rank; its first 16 bytes are read at once. Two epoch words, since neither kernel may change the word
-/// that its own blocks read.
+/// Local state of a rank. Two epochs, since neither kernel may change the one that its own blocks read.
 struct alignas(16) Control {
-    u32 dispatch_epoch;  // written by combine, read by dispatch
-    u32 combine_epoch;   // written by dispatch, read by combine
-    u32 most_tokens;     // of any source in this round
+    u64 dispatch_epoch;  // written by combine, read by dispatch
+    u64 combine_epoch;   // written by dispatch, read by combine
     u32 failed;          // a wait expired: every later kernel returns at once
-    u32 set_index;       // landing set of the last dispatch
-    u32 blocks_done;     // Fence
 };
 
 /// The first wait that expired, where the host reads it. `state` is written last.
 struct Failure {
-    u32 state, rank, peer, phase, epoch;
+    u32 state, rank, peer, phase;
+    u64 epoch;
 };
 
 enum class WaitPhase : u32 { kDispatch = 1, kCombine = 2 };

@@ -1,7 +1,7 @@
 // Eight bf16 values of a partial, added in fp32, ranks ascending from +0, rounded once to nearest even.
 #pragma once
 
-#include "words.cuh"
+#include "place.cuh"
 
 namespace epcross {
 
@@ -32,5 +32,16 @@ class Sum {
 
     float s_[8] = {};
 };
+
+template <int kPerLane>
+EPCROSS_DEVICE void store_sums(const Exchange& x, const Call& call, const Place& p, int token, int first,
+                               const Sum (&sum)[kPerLane]) {
+    u8* out = reinterpret_cast<u8*>(call.out) + p.local * call.out_stride;
+    out += static_cast<u64>(static_cast<u32>(token * x.partial_vectors + first)) * kVectorBytes;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+        if (first + j * kLanes < x.partial_vectors) store_plain(out + j * kLanes * kVectorBytes, sum[j].rounded());
+    }
+}
 
 }  // namespace epcross

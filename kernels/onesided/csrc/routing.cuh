@@ -1,31 +1,33 @@
 // token -> destination ranks. Two experts on one rank are one destination; an id of -1 is none.
 #pragma once
 
-#include "place.cuh"
+#include "record.cuh"
 
 namespace epcross {
 
-/// A set of up to 96 ranks. Sixteen bytes in memory: one vector access.
+/// The table, copied to shared memory before the kernel before this one has ended: it never changes.
+EPCROSS_DEVICE const u8* slot_ranks(const Exchange& x) {
+    extern __shared__ u8 table[];
+    const u8* from = reinterpret_cast<const u8*>(x.slot_rank);
+    for (int i = static_cast<int>(threadIdx.x); i < x.num_slots; i += static_cast<int>(blockDim.x)) table[i] = from[i];
+    return table;
+}
+
+/// This lane's id of a token; -1 past top_k.
+EPCROSS_DEVICE int own_id(const Exchange& x, const Call& call, const Place& p, int token) {
+    if (p.lane >= x.top_k) return -1;
+    const i32* ids = reinterpret_cast<const i32*>(input(call.ids, call.ids_stride, p.local));
+    return ids[token * x.top_k + p.lane];
+}
+
+/// The rank that holds a slot; -1 for a dropped one.
+EPCROSS_DEVICE int rank_of(const u8* slot_rank, int id) { return id >= 0 ? slot_rank[id] : -1; }
+
+/// A set of up to 96 ranks.
 struct RankMask {
     u32 w0, w1, w2;
 
     EPCROSS_DEVICE bool any() const { return (w0 | w1 | w2) != 0; }
-    EPCROSS_DEVICE bool has(int rank) const {
-        const u32 word = rank < 32 ? w0 : rank < 64 ? w1 : w2;
-        return word >> (rank & 31) & 1u;
-    }
-    EPCROSS_DEVICE void drop(int rank) {
-        const u32 keep = ~(1u << (rank & 31));
-        if (rank < 32) w0 &= keep;
-        else if (rank < 64) w1 &= keep;
-        else w2 &= keep;
-    }
-    EPCROSS_DEVICE void add(int rank) {
-        const u32 bit = 1u << (rank & 31);
-        if (rank < 32) w0 |= bit;
-        else if (rank < 64) w1 |= bit;
-        else w2 |= bit;
-    }
     /// The lowest rank, taken out; -1 if there is none.
     EPCROSS_DEVICE int pop() {
         if (w0) return take(w0, 0);
@@ -42,32 +44,16 @@ struct RankMask {
     }
 };
 
-EPCROSS_DEVICE RankMask load_mask(const u8* workspace, i64 masks_at, int token) {
-    const Vector v = load_plain(workspace + masks_at + static_cast<i64>(token) * kVectorBytes);
-    return {static_cast<u32>(v.a), static_cast<u32>(v.a >> 32), static_cast<u32>(v.b)};
-}
-EPCROSS_DEVICE void store_mask(u8* workspace, i64 masks_at, int token, RankMask m) {
-    store_plain(workspace + masks_at + static_cast<i64>(token) * kVectorBytes,
-                {static_cast<u64>(m.w1) << 32 | m.w0, m.w2});
-}
-
-/// The union over a warp of one rank (or -1) a lane.
-EPCROSS_DEVICE RankMask mask_of(int rank, int ep) {
-    const u32 bit = rank >= 0 ? 1u << (rank & 31) : 0u;
-    RankMask m{__reduce_or_sync(kFull, rank < 32 ? bit : 0u), 0u, 0u};
-    if (ep > 32) {  // the same for every thread
-        m.w1 = __reduce_or_sync(kFull, rank >= 32 && rank < 64 ? bit : 0u);
-        m.w2 = __reduce_or_sync(kFull, rank >= 64 ? bit : 0u);
+/// By a whole warp: the ranks that an own token went to, as dispatch noted them.
+EPCROSS_DEVICE RankMask sent_to(const Exchange& x, const Place& p, int token) {
+    const u8* at = p.mine + sent_at(x, token, 0);
+    RankMask m{0, 0, 0};
+    m.w0 = __ballot_sync(kFull, p.lane < x.ep && load_u32(at + p.lane * 4) != 0);
+    if (x.ep > 32) {  // the same for every thread
+        m.w1 = __ballot_sync(kFull, p.lane + 32 < x.ep && load_u32(at + (p.lane + 32) * 4) != 0);
+        m.w2 = __ballot_sync(kFull, p.lane + 64 < x.ep && load_u32(at + (p.lane + 64) * 4) != 0);
     }
     return m;
-}
-
-/// The table, copied to shared memory before the kernel before this one has ended: it never changes.
-EPCROSS_DEVICE const u8* slot_ranks(const Exchange& x) {
-    extern __shared__ u8 table[];
-    const u8* from = reinterpret_cast<const u8*>(x.slot_rank);
-    for (int i = static_cast<int>(threadIdx.x); i < x.num_slots; i += static_cast<int>(blockDim.x)) table[i] = from[i];
-    return table;
 }
 
 }  // namespace epcross
