@@ -11,7 +11,8 @@ from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
 from epcross.kernels.formats import RowSize, row_size
-from epcross.kernels.onesided.exchange import OneSidedAllToAll, shape_of, unavailable
+from epcross.kernels.onesided.agreement import shape_of, unavailable
+from epcross.kernels.onesided.exchange import OneSidedAllToAll
 from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Protocol, Shape, layout
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _DISPATCH = frozenset({Boundary.LAYOUT, Boundary.TRANSFER})
 _COMBINE = frozenset({Boundary.TRANSFER, Boundary.REDUCE})
-_MASK_BITS = 32
 
 
 class OneSided(GpuBackend):
@@ -106,10 +106,11 @@ class OneSided(GpuBackend):
         )
         # a dropped selection (-1) indexes the last entry: a rank that does not exist
         slot_rank = np.append(shards[0].slot_rank, np.int32(-1))
-        self._slot_rank = torch.from_numpy(slot_rank).cuda()
+        self._device = self._exchange.device
+        self._slot_rank = torch.from_numpy(slot_rank).to(self._device)
         self._inputs = [self._input() for _ in shards[0].batches]
         self._out = [self._zeros(point.model.hidden, torch.bfloat16) for _ in shards[0].batches]
-        self._arrived: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._arrived: dict[int, list[tuple[Tensor, ...]]] = {}  # source and token of each row, sources ascending
         for index in range(len(shards[0].batches)):
             self.refill_ranks(index, [shard.batches[index] for shard in shards])
 
@@ -125,7 +126,7 @@ class OneSided(GpuBackend):
     def _zeros(self, width: int, dtype: Any) -> "Tensor":
         """[T, width], or [V, T, width] with room for the fullest rank."""
         leading = () if self._local == 1 else (self._local,)
-        return self._torch.zeros((*leading, max(self._counts), width), dtype=dtype, device="cuda")
+        return self._torch.zeros((*leading, max(self._counts), width), dtype=dtype, device=self._device)
 
     def refill_ranks(self, set_index: int, batches: Sequence[Batch]) -> None:
         """See `GpuBackend`."""
@@ -150,7 +151,10 @@ class OneSided(GpuBackend):
         """See `GpuBackend`. The landing set of the last dispatch, wherever it was enqueued from."""
         self._wait()
         landing = self._landed.landing()
-        self._arrived[set_index] = [self._present(local) for local in range(self._local)]
+        arrived = self._landed.arrived()
+        self._arrived[set_index] = [
+            self._of_rank(arrived, local).nonzero(as_tuple=True) for local in range(self._local)
+        ]
         found = []
         for local, (source, token) in enumerate(self._arrived[set_index]):
             at = (source, token) if self._local == 1 else (local, source, token)
@@ -172,7 +176,7 @@ class OneSided(GpuBackend):
         """See `GpuBackend`. One buffer at (source, token) serves every set."""
         buffer = self._opened().combine_buffer()
         for local, (source, token) in enumerate(self._arrived[set_index]):
-            self._of_rank(buffer, local)[source, token] = partials[local].to(buffer.device)
+            self._of_rank(buffer, local)[source, token] = partials[local]
 
     def combine(self, set_index: int) -> None:
         """See `Backend`."""
@@ -198,7 +202,6 @@ class OneSided(GpuBackend):
         told = exchange.describe()
         steps = told["kernels"]
         most_blocks = max(step["blocks"] for step in steps.values())
-        sm_count = self._torch.cuda.get_device_properties(exchange.device).multi_processor_count
         return Description(
             version=told["sources"],
             transport=told["transport"],
@@ -206,7 +209,7 @@ class OneSided(GpuBackend):
             kernels=tuple(step["name"] for step in steps.values()),
             workspace_bytes=told["workspace_bytes"],
             protocol_bytes=self._protocol_bytes(),
-            num_sms=min(most_blocks, sm_count),
+            num_sms=min(most_blocks, self._sm_count()),
             libraries={"torch": self._torch.__version__},
         )
 
@@ -217,31 +220,25 @@ class OneSided(GpuBackend):
             exchange.close()
 
     def _protocol_bytes(self) -> int:
-        """What the fullest rank here writes in the last round besides rows, scales, ids, weights and partials."""
+        """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
         at = layout(self.protocol, _shape(self._point))
         shape = at.shape
         headers = 8 * shape.ep_size * max(self._counts, default=0)  # one for every (token, rank), sent or not
-        received = max((len(source) for source, _ in self._arrived[0]), default=0) if self._arrived else 0
+        received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
         padding = received * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
         if self.protocol is Protocol.FENCE:
-            return headers + padding + 2 * 8 * shape.ep_size  # a flag for each peer and direction
+            return headers + padding + 2 * 8 * shape.ep_size  # a flag for each peer and direction, at least
         rearmed = received * (16 * shape.record_vectors + at.escape_stride + 16 * shape.partial_vectors)
         return 2 * headers + padding + rearmed
-
-    def _present(self, local: int) -> "tuple[Tensor, Tensor]":
-        """Source and token of each row that came to a local rank, sources ascending."""
-        torch = self._torch
-        mask = self._of_rank(self._landed.source_mask, local)  # [C, 3]
-        source = torch.arange(self._point.ep_size, device=mask.device)
-        words = mask[:, source // _MASK_BITS]  # [C, ep]
-        present = (words >> (source % _MASK_BITS)) & 1
-        return tuple(present.T.nonzero(as_tuple=True))  # type: ignore[return-value]
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
         return tensor if self._local == 1 else tensor[local]
 
+    def _sm_count(self) -> int:
+        return self._torch.cuda.get_device_properties(self._device).multi_processor_count
+
     def _wait(self) -> None:
-        self._torch.cuda.synchronize()
+        self._torch.cuda.synchronize(self._device)
         self._opened().check()
 
     def _opened(self) -> OneSidedAllToAll:

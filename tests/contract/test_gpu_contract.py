@@ -24,6 +24,7 @@ def in_one_launch(ep_size):
 def visit(backend_class, case):
     assert refusal(lambda: backend_class({}), case) is None
     (problems,) = on_ranks(1, lambda group: run_case(lambda: backend_class({}), case, group, 30, visit_type=GpuVisit))
+    assert problems is not None
     return problems
 
 
