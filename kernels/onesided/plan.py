@@ -17,6 +17,18 @@ BLOCK_THREADS = 128
 PER_LANE = {"narrow": 1, "mid": 2, "wide": 4}
 """Vectors that a lane moves at a time, by variant."""
 
+VARIANTS = {
+    Protocol.SENTINEL: (
+        (64, "narrow", "narrow"),
+        (320, "mid", "narrow"),
+        (1500, "wide", "mid"),
+        (None, "wide", "wide"),
+    ),
+    Protocol.FENCE: ((64, "narrow", "narrow"), (320, "mid", "narrow"), (1500, "wide", "mid"), (None, "wide", "wide")),
+}
+"""Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
+warps that move more each beat many: a kernel ends when the stores of every multiprocessor are acknowledged."""
+
 _WARPS = BLOCK_THREADS // LANES
 
 
@@ -47,15 +59,15 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
 
 
 def least_blocks(local_ranks: int) -> int:
-    """One block of each role for each local rank."""
+    """Two layers (csrc/place.cuh, Roles) of one block for each local rank."""
     return 2 * local_ranks
 
 
 def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], local_ranks: int = 1) -> Step:
     """The launch for `tokens` tokens of the rank that has most.
 
-    The variant that moves fewest vectors a lane is taken, as long as all tokens have room at once. Room goes to the
-    vectors of a row first, then to tokens, and only then to peers, whose blocks each load a row anew.
+    Room goes to the vectors of a row first, then to tokens, then to peers: blocks for different peers each load a row
+    anew.
 
     Args:
         phase: dispatch or combine.
@@ -64,44 +76,38 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
         resident: blocks of each kernel that may wait at once on this GPU, by all local ranks together.
         local_ranks: ranks served by the launch; every one gets as many blocks.
     """
-    names, tokens = kernel_names(at.protocol), max(tokens, 1)
-    steps = [
-        _step(at, tokens, local_ranks, names[phase, v], resident, _chunks(phase, at, n)) for v, n in PER_LANE.items()
-    ]
-    at_once = (chosen for chosen in steps if _token_blocks(at.protocol, chosen.grid[2]) == tokens)
-    return next(at_once, steps[-1])
-
-
-def _step(at: Layout, tokens: int, local_ranks: int, kernel: str, resident: Mapping[str, int], chunks: int) -> Step:
+    kernel = kernel_names(at.protocol)[phase, (variant := _variant(phase, at, tokens, local_ranks))]
     room = resident[kernel] // local_ranks
-    chunk_blocks = min(-(-chunks // _WARPS), room // 2)
-    if at.protocol is Protocol.FENCE:
-        # every block that sends raises a flag of its own
-        chunk_blocks = min(chunk_blocks, MAX_FLAGS)
-        token_blocks = min(tokens, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
-        layers = token_blocks + 1
+    wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
+    sentinel = at.protocol is Protocol.SENTINEL
+    chunk_blocks = min(-(-_chunks(phase, at, variant) // _WARPS), room // 2)
+    if sentinel:
+        token_blocks = min(wanted, room // (2 * chunk_blocks))
     else:
-        token_blocks = min(tokens, room // (2 * chunk_blocks))
-        layers = 2 * token_blocks
-    peer_blocks = min(at.shape.ep_size, room // (chunk_blocks * layers))
-    return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, layers), chunk_blocks=chunk_blocks)
+        chunk_blocks = min(chunk_blocks, MAX_FLAGS)  # every sending block raises a flag of its own
+        token_blocks = min(wanted, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
+    depth = 2 * token_blocks if sentinel else token_blocks + 1
+    peer_blocks = min(peers, room // (chunk_blocks * depth))
+    return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, depth), chunk_blocks=chunk_blocks)
 
 
-def _token_blocks(protocol: Protocol, layers: int) -> int:
-    """Of the layers of a grid: Fence's first raises and awaits flags, every second one of Sentinel's receives."""
-    return layers - 1 if protocol is Protocol.FENCE else layers // 2
+def _variant(phase: Phase, at: Layout, tokens: int, local_ranks: int) -> str:
+    warps = tokens * local_ranks * -(-at.shape.partial_vectors // LANES)
+    row = next(row for row in VARIANTS[at.protocol] if row[0] is None or warps <= row[0])
+    return row[1] if phase is Phase.DISPATCH else row[2]
 
 
-def _chunks(phase: Phase, at: Layout, per_lane: int) -> int:
-    """Warps that take all of a row at once. Sentinel's combine also arms the records, which may be longer."""
-    width, shape = LANES * per_lane, at.shape
-    if phase is Phase.DISPATCH:  # no warp takes of the row and of its tail
+def _chunks(phase: Phase, at: Layout, variant: str) -> int:
+    """Warps that hold all vectors of a row at once. In dispatch none holds vectors of the row and of its tail both;
+    Sentinel's combine also arms the records, which may be longer."""
+    shape, width = at.shape, LANES * PER_LANE[variant]
+    if phase is Phase.DISPATCH:
         row = shape.row_bytes // VECTOR_BYTES
         return -(-row // width) + -(-(shape.record_vectors - row) // width)
-    longest = (
-        max(shape.partial_vectors, shape.record_vectors) if at.protocol is Protocol.SENTINEL else shape.partial_vectors
+    vectors = (
+        max(shape.record_vectors, shape.partial_vectors) if at.protocol is Protocol.SENTINEL else shape.partial_vectors
     )
-    return -(-longest // width)
+    return -(-vectors // width)
 
 
 def resident_blocks(

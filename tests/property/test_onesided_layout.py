@@ -48,6 +48,7 @@ def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
     """
     shape, start = at.shape, {region.name: region.offset for region in at.regions}
     records, partials = shape.record_vectors, shape.partial_vectors
+    rows = shape.row_bytes // VECTOR_BYTES
     yield "control", start["control"], 20
     for rank in range(shape.ep_size):
         if at.protocol is Protocol.FENCE:
@@ -64,8 +65,7 @@ def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
                     yield record, start[record] + row * at.record_stride + 16 * vector, 16
                 if at.protocol is Protocol.SENTINEL:
                     escapes = f"escapes_{parity}"
-                    row_vectors = shape.row_bytes // 16
-                    for group in range(-(-row_vectors // LANES) + -(-(records - row_vectors) // LANES)):
+                    for group in range(-(-rows // LANES) + -(-(records - rows) // LANES)):  # of the row, of its tail
                         yield escapes, start[escapes] + row * at.escape_stride + 16 * group, 16
             kinds = ("partials", "returns") if at.protocol is Protocol.SENTINEL else ("partials",)
             for kind in kinds:
@@ -126,6 +126,11 @@ def test_shapes_that_cannot_be_served_are_named_together(change: dict[str, int],
     assert words in str(caught.value)
 
 
+def items(grid_step: int, grid_blocks: int, count: int) -> list[int]:
+    """What blocks at 0 to grid_blocks - 1 take of `count` things, each with steps of `grid_step`."""
+    return sorted(i for block in range(grid_blocks) for i in range(block, count, grid_step))
+
+
 @given(
     st.sampled_from(Phase),
     protocols,
@@ -134,7 +139,7 @@ def test_shapes_that_cannot_be_served_are_named_together(change: dict[str, int],
     st.integers(1, 72),
     st.integers(0, 5000),
 )
-def test_a_grid_stays_within_what_is_resident(
+def test_a_grid_stays_within_what_is_resident_and_takes_everything_once(
     phase: Phase, protocol: Protocol, shape: Shape, tokens: int, local_ranks: int, spare: int
 ) -> None:
     at = layout(protocol, shape)
@@ -146,15 +151,17 @@ def test_a_grid_stays_within_what_is_resident(
     x, y, z = chosen.grid
     assert least_blocks(local_ranks) <= x * y * z == chosen.blocks <= resident[chosen.kernel]
     assert x == local_ranks * chosen.chunk_blocks
-    assert 1 <= y <= shape.ep_size
-    # csrc/place.cuh: Fence has a layer for flags, Sentinel one that receives for each that sends
-    token_blocks = z - 1 if protocol is Protocol.FENCE else z // 2
-    assert z == (token_blocks + 1 if protocol is Protocol.FENCE else 2 * token_blocks)
+    assert 1 <= y <= max(shape.ep_size - 1, 1)
+    # place.cuh: peers by steps of gridDim.y, tokens by steps of half the layers, or of all but the first
+    if protocol is Protocol.FENCE:
+        token_blocks = z - 1
+        assert chosen.chunk_blocks * token_blocks <= MAX_FLAGS  # a flag for each block that sends to one destination
+    else:
+        assert z % 2 == 0
+        token_blocks = z // 2
     assert 1 <= token_blocks <= max(tokens, 1)
-    if protocol is Protocol.FENCE:  # a flag for each block that sends to one destination
-        assert chosen.chunk_blocks * token_blocks <= MAX_FLAGS
-    if not chosen.kernel.endswith("wide"):
-        assert token_blocks == max(tokens, 1), "the next variant would have done"
+    assert items(y, y, shape.ep_size) == list(range(shape.ep_size))
+    assert items(token_blocks, token_blocks, shape.capacity) == list(range(shape.capacity))
 
 
 def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
@@ -162,18 +169,18 @@ def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
     shape = Shape(ep_size=8, capacity=512, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
     for protocol in Protocol:
         names = kernel_names(protocol)
-        resident = {name: 792 if variant == "wide" else 1056 for (_, variant), name in names.items()}
+        resident = dict.fromkeys(names.values(), 792) | {names[Phase.DISPATCH, "narrow"]: 1056}
         at = layout(protocol, shape)
-        one, some, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 100, 512))
+        one, some, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 8, 512))
         assert one.kernel == f"{protocol}_dispatch_narrow"
-        assert one.grid == (8, 8, 2)  # 28 + 1 warps for row and tail, four to a block; every peer; both roles
-        if protocol is Protocol.FENCE:
-            assert (some.kernel, some.grid) == ("fence_dispatch_wide", (2, 3, 101))
-            assert (many.kernel, many.grid) == ("fence_dispatch_wide", (2, 3, 129))  # 256 flags
-        else:
-            assert (some.kernel, some.grid) == ("sentinel_dispatch_mid", (4, 1, 200))
-            assert (many.kernel, many.grid) == ("sentinel_dispatch_wide", (2, 1, 396))
-        assert step(Phase.COMBINE, at, 1, resident).grid[0] == (8 if protocol is Protocol.SENTINEL else 7)
+        assert one.grid == (8, 7, 2)  # 28 warps of a row and one of its tail, by fours; every peer; both roles
+        assert some.kernel == f"{protocol}_dispatch_mid"
+        assert some.grid == ((4, 7, 16) if protocol is Protocol.SENTINEL else (4, 7, 9))
+        assert many.kernel == f"{protocol}_dispatch_wide"
+        assert many.grid == ((2, 1, 2 * 198) if protocol is Protocol.SENTINEL else (2, 3, 128 + 1))
+        back = step(Phase.COMBINE, at, 8, resident)
+        assert back.kernel == f"{protocol}_combine_narrow"
+        assert back.grid[0] == (8 if protocol is Protocol.SENTINEL else 7)
 
 
 def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_takes_some() -> None:
