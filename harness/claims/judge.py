@@ -78,7 +78,7 @@ def _of_measured(
     else:
         readings = list(_readings(claim, book, subject, baseline, published))
     heads = [one for one in readings if one.headline]
-    verdict = whichever(one.verdict for one in heads)
+    verdict = _over(heads)
     return Judgement(
         claim=claim,
         way=way,
@@ -87,6 +87,19 @@ def _of_measured(
         found=found_text([finding for one in heads for finding in one.findings]),
         readings=tuple(readings),
     )
+
+
+def _over(heads: Sequence[Reading]) -> Verdict:
+    """Of subjects that must all hold, every one; of what a source leaves open, whichever it is."""
+    alike: dict[tuple[str, ...], list[Verdict]] = {}
+    for one in heads:
+        key = (str(dict(one.factors)), one.product, one.machine, one.measure_hash)
+        alike.setdefault(key, []).append(one.verdict)
+    together = []
+    for verdicts in alike.values():
+        judged = [verdict for verdict in verdicts if verdict in JUDGED]
+        together.append(every(judged) if judged else whichever(verdicts))
+    return whichever(together)
 
 
 def _readings(

@@ -4,7 +4,8 @@
     rows = published.load()                       # columns of `frame.load`, and those of `ADDED`
     both = published.beside(frame.load(RUN))      # measured and published in one frame, never on one line
 
-A source says less than a run: numbers it does not state are missing, words are `not reported`. `backend` is the name of
+A source says less than a run: numbers it does not state are missing (group with `dropna=False`), words are `not
+reported`. `backend` is the name of
 the system in the source, `run_id` and `source` the source, `machine` the hardware as named there. A latency stands in
 `latency_us`, a bandwidth of the source's own convention in `stated_gbps`, a factor in `stated_speedup` (over
 `comparator`). `recomputed_gbps` is what the source's latency gives by its own byte convention.
