@@ -107,11 +107,11 @@ def _readings(
 ) -> Iterator[Reading]:
     agreed = keys(claim)
     sides = dict(iter(baseline.groupby(agreed, observed=True)))
+    nominal = {product: nominal_gbps(book, published, product) for product in map(str, subject["product"].unique())}
     for key, rows in subject.groupby(agreed, observed=True):
         values = {name: plain(value) for name, value in zip(agreed, key, strict=True)}
-        nominal = nominal_gbps(book, published, str(values["product"]))
         for names, own, against, other, head in _choices(claim, rows, sides.get(key, baseline.iloc[:0])):
-            verdict, words, findings = _held(claim, own, other, nominal)
+            verdict, words, findings = _held(claim, own, other, nominal[str(values["product"])])
             yield Reading(
                 subject=names,
                 baseline=against,

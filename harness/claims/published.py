@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epcross.harness.claims.sources import Source, read_source, reference_folders, source_folders
+from epcross.harness.claims.sources import Source, Sources, read_source, reference_folders, source_folders
 from epcross.harness.claims.values import (
     COUNTS,
     FORMATS,
@@ -54,8 +54,8 @@ def load(folders: Sequence[Path] | None = None, *, sources: Sequence[str] | None
     places = source_folders(reference_folders() if folders is None else folders)
     if unknown := [name for name in sources or () if name not in places]:
         raise InputError(f"no source '{unknown[0]}'{suggest(unknown[0], places)}")
-    found: dict[str, Source] = {}
     rows: list[dict[str, Any]] = []
+    found = Sources()
     for name, folder in places.items():
         if sources is None or name in sources:
             found[name] = read_source(folder)

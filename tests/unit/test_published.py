@@ -40,7 +40,9 @@ def cells(rows: pd.DataFrame, name: str, metric: Metric, *keys: str) -> pd.Serie
 def test_every_value_is_there(rows: pd.DataFrame) -> None:
     counts = rows["source"].value_counts()
     assert len(rows) == 2061
+    assert rows.attrs["sources"] == sources.sources([sources.SHIPPED])
     assert len(rows.attrs["sources"]) == 42
+    assert rows.query("ep_size == 8").attrs["sources"] is rows.attrs["sources"]  # shared, not copied at every step
     some = {
         "aiconfigurator_trtllm_a2a": 698,
         "trtllm_blog18": 154,
