@@ -16,8 +16,8 @@ from epcross.harness.claims.values import COLUMNS
 from epcross.harness.errors import ConfigError
 
 YAML_WORDS = [
-    b"&a ", b"*a", b"<<: *a", b"!!python/object/apply:os.getcwd []", b"!!binary x", b"? ", b": ", b"- ", b"{", b"}", b"[",
-    b"]", b"|\n", b"off", b"2001-99-01", b"0x1f", b"~", b"---\n", b".nan", b"-.inf", b"lower:", b"upper: 1e999\n",
+    b"&a ", b"*a", b"<<: *a", b"!!python/object/apply:os.getcwd []", b"!!binary x", b"? ", b": ", b"- ", b"{", b"}",
+    b"[", b"]", b"|\n", b"off", b"2001-99-01", b"0x1f", b"~", b"---\n", b".nan", b"-.inf", b"lower:", b"upper: 1e999\n",
     b"where: {ep_size: {from: 9, to: 1}}\n", b"open: {}\n", b"quantity: share\n", b"kind: count\n", b"3: 4\n", b"=",
 ]  # fmt: skip
 CSV_WORDS = [
