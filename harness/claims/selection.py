@@ -177,6 +177,12 @@ def unlike(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
     return f"the two sides had other token ids at {differing.index[0][0]} tokens"
 
 
+def issued(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
+    """How the pairs of the two sides were issued, where that differs: replaying a graph spares a loop's launches."""
+    ways = [" or ".join(sorted(set(own["enqueued"].dropna()))) or "not reported" for own in (rows, other)]
+    return f"pairs issued by {ways[0]} against {ways[1]}" if ways[0] != ways[1] else ""
+
+
 def as_list(values: Any) -> list[Any]:
     """A value, or several, as a list."""
     return list(values) if isinstance(values, list | tuple) else [values]

@@ -204,6 +204,16 @@ def test_a_ratio_on_other_token_ids_is_not_comparable(tmp_path: Path) -> None:
     assert "other token ids at 32 tokens" in found.reason
 
 
+def test_a_graph_against_a_loop_is_said(tmp_path: Path) -> None:
+    rows = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(2.0)})
+    issued = np.where(rows["backend"] == "deepep_ll", "eager", "graph")
+    found = verdict_of(book_of("P01", **RATIO), rows.assign(enqueued=pd.array(issued, dtype="string")))
+    assert found.verdict is Verdict.INSIDE
+    assert "pairs issued by graph against eager" in found.reason
+    alike = verdict_of(book_of("P01", **RATIO), rows.assign(enqueued="graph"))
+    assert "issued" not in alike.reason
+
+
 def test_two_machines_are_two_readings(tmp_path: Path) -> None:
     rows = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(2.0)})
     other = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(1.01)}, machine="feed")
