@@ -133,7 +133,7 @@ lock: ## write the locks anew from pyproject.toml (needs uv)
 	export UV_CUSTOM_COMPILE_COMMAND='make lock'; \
 	$$lock locks/build.in -o locks/build.lock; \
 	$$lock -c locks/build.lock pyproject.toml -o locks/core.lock; \
-	$$lock -c locks/core.lock --extra test --extra lint pyproject.toml -o locks/test.lock
+	$$lock -c locks/core.lock --extra test --extra lint --extra notebooks pyproject.toml -o locks/test.lock
 
 clean: ## remove .venv and with it every cache
 	@rm -rf $(VENV) src/epcross.egg-info build dist
