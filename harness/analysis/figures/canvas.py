@@ -3,12 +3,16 @@
 Figures are made without pyplot, so nothing global is kept and no display is looked for.
 """
 
+import base64
+import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.analysis.style import SeriesStyle, theme
+from epcross.harness.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -32,6 +36,28 @@ class Figure:
     def width_inches(self) -> float:
         """How wide the drawing is."""
         return float(self.drawing.get_size_inches()[0])
+
+    def save(self, path: Path | str) -> Path:
+        """Write it as what the name of `path` ends in: .pdf, .svg or .png. The caption is `caption`.
+
+        Raises:
+            InputError: another ending.
+        """
+        path = Path(path)
+        if path.suffix not in _FORMATS:
+            raise InputError(f"{path}: figures are saved as {', '.join(_FORMATS)}; name it so")
+        path.write_bytes(_FORMATS[path.suffix](self))
+        return path
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the drawing, and under it the words it must not be seen without."""
+        image = base64.b64encode(svg(self)).decode()
+        return (
+            f'<figure style="margin: 0; max-width: {self.width_inches:.2f}in">'
+            f'<img style="width: 100%" alt="{html.escape(self.title)}" src="data:image/svg+xml;base64,{image}">'
+            f"<figcaption><small>{html.escape('. '.join(_sentence(words) for words in self.caption))}.</small>"
+            "</figcaption></figure>"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +202,13 @@ def pdf(figure: Figure) -> bytes:
 def png(figure: Figure) -> bytes:
     """The figure as PNG at 200 dots per inch."""
     return _saved(figure, format="png", dpi=200, metadata={"Software": "epcross"})
+
+
+_FORMATS: Mapping[str, Callable[[Figure], bytes]] = {".pdf": pdf, ".svg": svg, ".png": png}
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:].removesuffix(".")
 
 
 def _saved(figure: Figure, **how: Any) -> bytes:
