@@ -55,8 +55,7 @@ class Figure:
         return (
             f'<figure style="margin: 0; max-width: {self.width_inches:.2f}in">'
             f'<img style="width: 100%" alt="{html.escape(self.title)}" src="data:image/svg+xml;base64,{image}">'
-            f"<figcaption><small>{html.escape('. '.join(_sentence(words) for words in self.caption))}.</small>"
-            "</figcaption></figure>"
+            f"<figcaption><small>{'<br>'.join(map(html.escape, self.caption))}</small></figcaption></figure>"
         )
 
 
@@ -175,6 +174,15 @@ def token_axis(ax: "Axes", tokens: Iterable[int]) -> None:
     ax.set_xlabel("tokens per rank")
 
 
+def token_bars(ax: "Axes", tokens: Sequence[int]) -> int:
+    """An x axis with one place and label for each number of tokens; by how many degrees labels turn to have room."""
+    turned = 90 if len(tokens) > 8 else 0
+    ax.set_xticks(range(len(tokens)), [str(value) for value in tokens], rotation=turned)
+    ax.set_xlabel("tokens per rank")
+    ax.grid(visible=False, axis="x")
+    return turned
+
+
 def microsecond_axis(ax: "Axes") -> None:
     """A logarithmic y axis in plain numbers; 2 and 5 are labelled too where few powers of ten are in view."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -205,10 +213,6 @@ def png(figure: Figure) -> bytes:
 
 
 _FORMATS: Mapping[str, Callable[[Figure], bytes]] = {".pdf": pdf, ".svg": svg, ".png": png}
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:].removesuffix(".")
 
 
 def _saved(figure: Figure, **how: Any) -> bytes:
