@@ -1,15 +1,17 @@
 # %% [markdown]
 # # 2. Which kernel at which batch
 #
-# Curves, intervals, and where one kernel overtakes another. The rows are of the committed run of `sweeps/crossover.yaml`:
-# shared-memory kernels on one host. Put your own run in place of `RUN`, of whatever domain.
+# Curves, intervals, and where one kernel overtakes another, from committed rows: the newest run of `sweeps/crossover.yaml`,
+# or of the quickstart, which has fewer batches and launches. They are of shared-memory kernels on one host. Put a run of
+# your own in place of `RUN`, of whatever domain.
 
 # %%
 from pathlib import Path
 
 from epcross.harness.analysis import crossover, frame, plots, summary
 
-RUN = sorted(Path("../results/measured").glob("*-crossover-*"))[-1]
+MEASURED = Path("../results/measured")
+RUN = [*sorted(MEASURED.glob("*-quickstart-*")), *sorted(MEASURED.glob("*-crossover-*"))][-1]
 rows = frame.load(RUN)
 trips = rows[rows["phase"] == "round_trip"]
 RUN.name
@@ -74,7 +76,7 @@ plots.figure(scene, "crossover_map")
 # them unless it is asked to; what it then finds is about the scheduler.
 
 # %%
-quickstart = frame.load(sorted(Path("../results/measured").glob("*-quickstart-*"))[-1])
+quickstart = frame.load(sorted(MEASURED.glob("*-quickstart-*"))[-1])
 everything = crossover.find(quickstart[quickstart["phase"] == "round_trip"], "shm_sentinel", "shm_fence",
                             keep=["oversubscribed"])  # fmt: skip
 everything[["ep_size", "regime", "state", "estimate", "tokens_low", "tokens_high", "launches", "reason"]].round(2)

@@ -1,7 +1,7 @@
 """All figures: of a report, in the order of its page, or one by one.
 
-    (scene,) = plots.load("results/runs/<run_id>")
-    plots.figure(scene, "latency")
+(scene,) = plots.load("results/runs/<run_id>")
+plots.figure(scene, "latency")
 """
 
 from collections.abc import Callable, Mapping

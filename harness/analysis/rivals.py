@@ -51,9 +51,7 @@ def rivals(scene: Scene) -> list[Rivals]:
                 for subject, series in zip(subjects, (first, second), strict=True)
             }
             for line in find(scene.rows([*own, *other]), *subjects).to_dict("records"):
-                named = {
-                    name: names.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")
-                }
+                named = {name: names.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")}
                 found.append(
                     Rivals(
                         ep_size=ep_size,

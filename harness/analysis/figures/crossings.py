@@ -7,6 +7,7 @@ from epcross.harness.analysis.crossover import MARGIN, State
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, token_axis
 from epcross.harness.analysis.figures.scene import Scene, entry, shown_rows
 from epcross.harness.analysis.rivals import Rivals, rivals
+from epcross.harness.analysis.style import text_color
 
 NAME, TITLE = "crossings", "Where one overtakes another"
 
@@ -24,7 +25,9 @@ def draw(scene: Scene) -> Figure | Omitted:
     for pair in found:
         panels.setdefault(_panel(scene, pair), []).append(pair)
     names = sorted(panels, key=lambda name: not name.startswith("steady"))
-    strips = list(dict.fromkeys(_strip(pair) for pair in found))[::-1]  # the first on top
+    # one pair after the other, each over EP, and the first on top
+    found = sorted(found, key=lambda pair: (pair.line["a"], pair.line["b"], pair.ep_size))
+    strips = list(dict.fromkeys(_strip(pair) for pair in found))[::-1]
     canvas = Canvas(names, height=0.3 + 0.11 * len(strips), width=1.0 if len(names) > 1 else 1.6)
     data: list[dict[str, Any]] = []
     for column, name in enumerate(names):
@@ -36,10 +39,10 @@ def draw(scene: Scene) -> Figure | Omitted:
             data.append({**line, "key": _strip(pair), "tokens_per_rank": None})
         token_axis(ax, sorted({point.tokens for pair in panels[name] for point in pair.points}))
         ax.set_ylim(-0.6, len(strips) - 0.4)
-        ax.set_yticks(range(len(strips)), strips if column % 2 == 0 else [])
+        ax.set_yticks(range(len(strips)), [name.replace(" or ", "\nor ") for name in strips] if column % 2 == 0 else [])
         ax.grid(visible=False, axis="y")
     sentence = (
-        "colour: the series whose median is lower there, beyond the margin of "
+        "colour and marker: the series whose median is lower there, beyond the margin of "
         f"{MARGIN:.0%} and by the 95 % interval over resampled launches, seeds and chains; diamond and bar: tokens at "
         "which the ratio of the medians crosses 1, and their interval, with an arrow where it leaves the range "
         "measured; white: the launches at hand do not tell"
@@ -56,7 +59,7 @@ def _panel(scene: Scene, pair: Rivals) -> str:
 
 
 def _strip(pair: Rivals) -> str:
-    return f"{pair.line['a']}\nor {pair.line['b']}, EP {pair.ep_size}"
+    return f"{pair.line['a']} or {pair.line['b']}, EP {pair.ep_size}"
 
 
 def _draw_strip(scene: Scene, canvas: Canvas, panel: str, pair: Rivals, y: int) -> None:
@@ -65,14 +68,24 @@ def _draw_strip(scene: Scene, canvas: Canvas, panel: str, pair: Rivals, y: int) 
 
     ax, line = canvas.panels[panel], pair.line
     first, last = line["tokens_low"] / 1.12, line["tokens_high"] * 1.12
-    frame = Rectangle((first, y - _HALF), last - first, 2 * _HALF, facecolor=_UNKNOWN, edgecolor="#888888", linewidth=0.7)
+    frame = Rectangle(
+        (first, y - _HALF), last - first, 2 * _HALF, facecolor=_UNKNOWN, edgecolor="#888888", linewidth=0.7
+    )
     ax.add_patch(frame)
     canvas.mark(panel, _strip(pair), frame)
-    colors = {scene.styles[one].name: scene.styles[one].color for one in (pair.first, pair.second)} | {"equal": _EQUAL}
+    styles = {scene.styles[one].name: scene.styles[one] for one in (pair.first, pair.second)}
     for left, right, leader in _parts(line, first, last):
-        ax.add_patch(Rectangle((left, y - _HALF), right - left, 2 * _HALF, facecolor=colors[leader], linewidth=0))
-        words = "equal" if leader == "equal" else f"{leader} leads"
-        canvas.explain(words, Patch(facecolor=colors[leader]))
+        style = styles.get(leader)
+        color = style.color if style else _EQUAL
+        ax.add_patch(Rectangle((left, y - _HALF), right - left, 2 * _HALF, facecolor=color, linewidth=0))
+        swatch = Patch(facecolor=color)
+        if style is None:
+            canvas.explain("equal", swatch)
+            continue
+        ink = text_color(color)
+        ax.plot((left * right) ** 0.5, y, marker=style.marker, color=ink, markersize=4.5, linestyle="")
+        sign = Line2D([], [], marker=style.marker, color=ink, markersize=3.5, linestyle="")
+        canvas.explain(f"{leader} leads", (swatch, sign))
     if not pair.called:
         canvas.explain("cannot be told", Patch(facecolor=_UNKNOWN, edgecolor="#888888", linewidth=0.7))
     if pair.estimate is None:
