@@ -21,7 +21,9 @@ SWEEP ?= quickstart
 
 # Tools write beside the sources or into the home directory unless told otherwise.
 CACHE := $(CURDIR)/$(VENV)/cache
-test test-slow lint format: export XDG_CACHE_HOME := $(CACHE)
+test test-slow lint format notebooks: export XDG_CACHE_HOME := $(CACHE)
+notebooks: export IPYTHONDIR := $(CACHE)/ipython
+notebooks: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter
 export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
@@ -49,7 +51,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow prove bench evidence lint format torch lock clean
+.PHONY: help quickstart setup kernels test test-slow prove bench notebooks evidence lint format torch lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +112,9 @@ prove: setup ## check the model of the protocols exhaustively, and find every se
 
 bench: setup kernels ## judge the speed of the CPU kernels against each other, gloo and the floor (RUN=... an earlier run)
 	@$(BIN)/python tests/benchmark/speed.py $(RUN)
+
+notebooks: $(TOOLS) ## execute every notebook; with outputs they lie in build/notebooks (NAME=01_quickstart for one)
+	@$(BIN)/python -m epcross.harness.analysis.notebooks $(NAME)
 
 evidence: setup ## make every figure and number of the documents anew from results/measured (RUN=... commits a run first)
 	@$(BIN)/python -m epcross.harness.analysis.evidence $(RUN)

@@ -1,9 +1,24 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: -all
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 1. A first look at a run
 #
 # Rows of the quickstart that is committed with this repository: shared-memory kernels between processes of one host.
-# It says how the protocols compare on that machine, and nothing about NVLink. For a run of your own, `make quickstart`,
-# then put the path that it prints in place of `RUN`.
+# It says how the protocols compare on that machine, and nothing about NVLink. For your own:
+# `make quickstart`, then put the path that it prints in place of `RUN`.
 
 # %%
 from pathlib import Path
@@ -23,8 +38,8 @@ rows = frame.load(RUN)
 rows.groupby(["backend", "ep_size", "regime", "phase", "status"], observed=True).size().unstack("status", fill_value=0)
 
 # %% [markdown]
-# Rows that no headline should rest on carry a flag. They stay in the frame, and every function below leaves them out and
-# says so.
+# Rows that no headline should rest on carry a flag. They stay in the frame, and every function below leaves them out
+# and says so.
 
 # %%
 headline = frame.headline(rows)
@@ -40,8 +55,8 @@ headline.note
 plots.figure(scene, "latency")
 
 # %% [markdown]
-# The same as numbers: the median over repeats with its 95 % interval, which resamples launches, seeds and chains, and is
-# wide where there are few launches.
+# The same as numbers: the median over repeats with its 95 % interval, which resamples launches, seeds and chains,
+# and is wide where there are few launches.
 
 # %%
 trips = rows[rows["phase"] == "round_trip"]
@@ -51,8 +66,8 @@ table[["regime", "backend", "tokens_per_rank", "median_us", "low_us", "high_us",
 # %% [markdown]
 # ## Is it fixed cost, or bandwidth?
 #
-# `fixed + bytes / bandwidth`, fitted to the medians of each series. `holds` says whether the line describes them. Where
-# it does not, as where rows outgrow a cache, neither number may be quoted.
+# `fixed + bytes / bandwidth`, fitted to the medians of each series. `holds` says whether the line describes them.
+# Where it does not, as where rows outgrow a cache, neither number may be quoted.
 
 # %%
 fits = fit.fit(trips)
@@ -74,8 +89,8 @@ points.pivot_table(index="tokens_per_rank", columns="backend", values="residual"
 plots.figure(scene, "phases")
 
 # %% [markdown]
-# Bytes are counts of the group times the padded row, by a view that is named. The floor is what the machine does at best
-# when all ranks copy at once.
+# Bytes are counts of the group times the padded row, by a view that is named. The floor is what the machine does at
+# best when all ranks copy at once.
 
 # %%
 plots.figure(scene, "bandwidth")

@@ -1,9 +1,24 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: -all
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 2. Which kernel at which batch
 #
-# Curves, intervals, and where one kernel overtakes another, from committed rows: the newest run of `sweeps/crossover.yaml`,
-# or of the quickstart, which has fewer batches and launches. They are of shared-memory kernels on one host. Put a run of
-# your own in place of `RUN`, of whatever domain.
+# Curves, intervals, and where one kernel overtakes another, from committed rows: the newest run of
+# `sweeps/crossover.yaml`, or of the quickstart, which has fewer batches and launches. They are of shared-memory
+# kernels on one host. Put a run of your own in place of `RUN`, of whatever domain.
 
 # %%
 from pathlib import Path
@@ -19,8 +34,8 @@ RUN.name
 # %% [markdown]
 # ## Curves
 #
-# Medians over the repeats, with the band from the fastest to the slowest of them. Two curves that lie within each other's
-# band may still differ clearly: launches are shared, so their ratio varies less than either.
+# Medians over the repeats, with the band from the fastest to the slowest of them. Two curves that lie within each
+# other's band may still differ clearly: launches are shared, so their ratio varies less than either.
 
 # %%
 (scene,) = plots.load(RUN)
@@ -37,16 +52,16 @@ plots.figure(scene, "ratio")
 # %% [markdown]
 # ## Crossovers
 #
-# A state is called if 97.5 % of the resampled curves share it. `ambiguous` is a result as well: its `reason` says what was
-# missing, and more launches, not more iterations, are what helps.
+# A state is called if 97.5 % of the resampled curves share it. `ambiguous` is a result as well: its `reason` says
+# what was missing, and more launches, not more iterations, are what helps.
 
 # %%
 found = crossover.find(trips, "shm_sentinel", "shm_fence")
 found[["ep_size", "regime", "state", "estimate", "low", "high", "faster_below", "faster_above", "reason"]].round(2)
 
 # %% [markdown]
-# What counts as equal is a choice, 3 % unless another is given. How much the answer depends on it is worth a look before
-# it is quoted.
+# What counts as equal is a choice, 3 % unless another is given. How much the answer depends on it is worth a look
+# before it is quoted.
 
 # %%
 strict = crossover.find(trips, "shm_sentinel", "shm_fence", margin=0.0)
@@ -72,8 +87,8 @@ plots.figure(scene, "crossover_map")
 # %% [markdown]
 # ## More ranks than cores
 #
-# The quickstart also ran EP 4 on a machine with two cores. Those rows are flagged `oversubscribed`, and no crossover uses
-# them unless it is asked to; what it then finds is about the scheduler.
+# The quickstart also ran EP 4 on a machine with two cores. Those rows are flagged `oversubscribed`, and no crossover
+# uses them unless it is asked to; what it then finds is about the scheduler.
 
 # %%
 quickstart = frame.load(sorted(MEASURED.glob("*-quickstart-*"))[-1])
@@ -84,8 +99,8 @@ everything[["ep_size", "regime", "state", "estimate", "tokens_low", "tokens_high
 # %% [markdown]
 # ## To defend a number
 #
-# Everything behind one point of a curve: how often it was taken, how far the repeats lie apart, and the samples of each
-# rank.
+# Everything behind one point of a curve: how often it was taken, how far the repeats lie apart, and the samples of
+# each rank.
 
 # %%
 one = summary.points(trips)

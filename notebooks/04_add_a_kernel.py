@@ -1,9 +1,25 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: -all
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # 4. Add a kernel
 #
-# A kernel joins as two files in a folder of its own: a class that moves rows, and YAML that names it. This notebook puts
-# them into a temporary folder outside the repository, breaks the kernel to see what happens, checks it, measures it, and
-# draws it beside the others. It needs no GPU; the shared-memory kernels that it is drawn beside need a C++20 compiler.
+# A kernel joins as two files in a folder of its own: a class that moves rows, and YAML that names it. This notebook
+# puts them into a temporary folder outside the repository, breaks the kernel to see what happens, checks it,
+# measures it, and draws it beside the others. It needs no GPU; the shared-memory kernels that it is drawn beside
+# need a C++20 compiler.
 
 # %%
 import shutil
@@ -23,8 +39,8 @@ shutil.copytree("my_kernel", FOLDER, dirs_exist_ok=True)
 # %% [markdown]
 # ## The class
 #
-# [my_kernel.py](my_kernel/my_kernel.py) is the whole of it, and the one that `CONTRIBUTING.md` explains: every rank sends
-# all it has to all ranks and keeps what is meant for it. Right, slow, and short enough to start from.
+# [my_kernel.py](my_kernel/my_kernel.py) is the whole of it, and the one that `CONTRIBUTING.md` explains: every rank
+# sends all it has to all ranks and keeps what is meant for it. Right, slow, and short enough to start from.
 
 # %%
 Code(filename=KERNEL)
@@ -55,8 +71,8 @@ KERNEL.write_text(wrong)
 # !{EPCROSS} check backend=my_kernel case=format_fp8 --config-dir {FOLDER}
 
 # %% [markdown]
-# The case, the first wrong rank, token and column, what came and what should have, and the line that runs it again. Had it
-# been measured like this, its rows would be `incorrect` and have no latency.
+# The case, the first wrong rank, token and column, what came and what should have, and the line that runs it again.
+# Had it been measured like this, its rows would be `incorrect` and have no latency.
 #
 # ## Mend it
 
@@ -96,16 +112,17 @@ found = crossover.find(rows, "my_kernel", "shm_two_sided")
 found[["state", "faster_below", "faster_above", "agreement", "points", "launches", "reason"]]
 
 # %% [markdown]
-# The rows say what ran, as the kernel reports it of itself. Raise its version when you change it, so that rows of the two
-# are never taken for the same.
+# The rows say what ran, as the kernel reports it of itself. Raise its version when you change it, so that rows of
+# the two are never taken for the same.
 
 # %%
 known = ["backend_version", "transport", "boundary", "weights_by"]
 rows.groupby("backend", observed=True)[known].first()
 
 # %% [markdown]
-# Replace `exchange` by your library. What the class may declare, and in which order its methods are called, stands in
-# `harness/backends/base.py`; a GPU kernel differs in its domain and in returning when the work is ordered on the stream.
+# Replace `exchange` by your library. What the class may declare, and in which order its methods are called, stands
+# in `harness/backends/base.py`; a GPU kernel differs in its domain and in returning when the work is ordered on the
+# stream.
 
 # %%
 shutil.rmtree(FOLDER)

@@ -6,6 +6,7 @@ plots.figure(scene, "latency")
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from epcross.harness.analysis import material as materials
 from epcross.harness.analysis.cells import Cell, cells
@@ -24,6 +25,9 @@ from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.style import Styles, theme
 from epcross.harness.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FIGURES: Mapping[str, Callable[[Scene], Figure | Omitted]] = {
     "latency": latency.draw,
@@ -84,3 +88,15 @@ def draw(scene: Scene) -> list[Figure | Omitted]:
     """Every figure of one setting, or the reason why there is none."""
     with theme():
         return [one(scene) for one in FIGURES.values()]
+
+
+def domains(frame: "pd.DataFrame") -> Figure | Omitted:
+    """Latencies of several domains side by side, published ones among them, never on one line (see `figures.domains`).
+
+    Raises:
+        InputError: two published values would stand at one place.
+    """
+    from epcross.harness.analysis.figures import domains as drawn
+
+    with theme():
+        return drawn.draw(frame)
