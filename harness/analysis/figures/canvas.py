@@ -67,6 +67,10 @@ class Omitted:
     title: str
     reason: str
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<p>{html.escape(self.title)}: left out, because {html.escape(self.reason)}.</p>"
+
 
 class NotDrawn(AssertionError):
     """A figure shows other series than its data hold: an error of ours, never of the data."""
