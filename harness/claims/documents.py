@@ -54,7 +54,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     text = read_text(path)
     try:
-        document = yaml.load(text, _Strict)  # noqa: S506 - a SafeLoader
+        document = yaml.load(text, _Strict)
     except Exception as error:  # besides its own, PyYAML lets those of numbers, dates and recursion through
         words = " ".join(str(error).split())[:300] or type(error).__name__
         raise InputError(f"{path} is no YAML that can be used: {words}") from None

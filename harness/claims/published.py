@@ -10,100 +10,34 @@ the system in the source, `run_id` and `source` the source, `machine` the hardwa
 `comparator`). `recomputed_gbps` is what the source's latency gives by its own byte convention.
 """
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epcross.harness.claims.documents import read_text
-from epcross.harness.claims.sources import ByteConvention, Source, read_source, reference_folders, source_folders
-from epcross.harness.errors import ConfigError, InputError
+from epcross.harness.claims.sources import Source, read_source, reference_folders, source_folders
+from epcross.harness.claims.values import (
+    COUNTS,
+    FORMATS,
+    PHASES,
+    QUOTED_COLUMNS,
+    QUOTED_FILE,
+    Metric,
+    Value,
+    lines,
+    read_tables,
+    recomputed_gbps,
+)
+from epcross.harness.errors import InputError
 from epcross.harness.planning.typed import suggest
-from epcross.harness.terms import Domain, Flag, Phase, RowFormat, Status
-from epcross.kernels.formats import row_size
+from epcross.harness.terms import Domain, Flag, Status
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PUBLISHED_FILE = "published.csv"
-QUOTED_FILE = "quoted.csv"
-
-PHASES = (*(str(word) for word in Phase), "prepare", "link")
-"""Ours, and `prepare` (a routing step of its own) and `link` (no exchange: a property of the hardware)."""
-
-FORMATS = (*(str(word) for word in RowFormat), "low_precision")
-"""Ours, and a reduced combine format whose width its source does not name."""
-
 ADDED = ("source", "hardware", "metric", "stated_gbps", "stated_speedup", "recomputed_gbps", "comparator", "note")
 """Columns that measured rows have not."""
-
-_SHOWN = 12  # problems of a file that one error names
-
-
-class Metric(StrEnum):
-    """What a value is."""
-
-    LATENCY = "latency_us"
-    BANDWIDTH = "bandwidth_gbps"
-    SPEEDUP = "speedup"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
-    """One published measurement. None or empty: the source does not state it."""
-
-    system: str
-    phase: str = ""
-    hardware: str = ""
-    ep_size: int | None = None
-    tokens_per_rank: int | None = None
-    hidden: int | None = None
-    top_k: int | None = None
-    num_experts: int | None = None
-    dispatch_dtype: str = ""
-    combine_dtype: str = ""
-    metric: Metric
-    value: float
-    comparator: str = ""
-    note: str = ""
-
-
-COLUMNS = tuple(f.name for f in fields(Value))
-"""Of published.csv, in order."""
-
-QUOTED_COLUMNS = ("about", "quantity", "value", "unit", "scope")
-"""Of quoted.csv, in order; a value is text, as it stands in the source."""
-
-_COUNTS = ("ep_size", "tokens_per_rank", "hidden", "top_k", "num_experts")
-_WORDS: Mapping[str, tuple[str, ...]] = {"phase": PHASES, "dispatch_dtype": FORMATS, "combine_dtype": FORMATS}
-
-
-def read_values(path: Path) -> list[Value]:
-    """The measurements of a CSV file with the columns `COLUMNS`.
-
-    Raises:
-        ConfigError: with every line that cannot be used, up to a dozen.
-    """
-    values: list[Value] = []
-    problems: list[str] = []
-    seen: dict[Value, int] = {}
-    for line, cells in _lines(path, COLUMNS):
-        value = _value(cells, f"{path} line {line}", problems)
-        if value is not None and value in seen:
-            problems.append(f"{path} line {line}: the same as line {seen[value]}; a measurement stands once")
-        elif value is not None:
-            seen[value] = line
-            values.append(value)
-    if problems:
-        rest = len(problems) - _SHOWN
-        raise ConfigError(problems[:_SHOWN] + [f"and {rest} more of this kind"] * (rest > 0))
-    if not values:
-        raise ConfigError(f"{path} has no line besides its header; enter at least one measurement")
-    return values
 
 
 def load(folders: Sequence[Path] | None = None, *, sources: Sequence[str] | None = None) -> "pd.DataFrame":
@@ -120,14 +54,12 @@ def load(folders: Sequence[Path] | None = None, *, sources: Sequence[str] | None
     if unknown := [name for name in sources or () if name not in places]:
         raise InputError(f"no source '{unknown[0]}'{suggest(unknown[0], places)}")
     found: dict[str, Source] = {}
-    lines: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, folder in places.items():
         if sources is None or name in sources:
             found[name] = read_source(folder)
-            if (folder / PUBLISHED_FILE).exists():
-                values = read_values(folder / PUBLISHED_FILE)
-                lines += [_row(value, found[name], number) for number, value in enumerate(values)]
-    frame = _frame(lines)
+            rows += [_row(value, found[name], place) for place, value in read_tables(folder)]
+    frame = _frame(rows)
     frame.attrs["sources"] = found
     return frame
 
@@ -140,11 +72,13 @@ def quoted(folders: Sequence[Path] | None = None) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    lines = []
+    found = []
     for name, folder in source_folders(reference_folders() if folders is None else folders).items():
         if (folder / QUOTED_FILE).exists():
-            lines += [{"source": name, **cells} for _, cells in _lines(folder / QUOTED_FILE, QUOTED_COLUMNS)]
-    return pd.DataFrame(lines, columns=["source", *QUOTED_COLUMNS], dtype="string")
+            found += [
+                {"source": name, **cells} for _, cells in lines(folder / QUOTED_FILE, QUOTED_COLUMNS, QUOTED_COLUMNS)
+            ]
+    return pd.DataFrame(found, columns=["source", *QUOTED_COLUMNS], dtype="string")
 
 
 def beside(measured: "pd.DataFrame", *published: "pd.DataFrame") -> "pd.DataFrame":
@@ -163,84 +97,16 @@ def beside(measured: "pd.DataFrame", *published: "pd.DataFrame") -> "pd.DataFram
     return pd.concat(frames, ignore_index=True)
 
 
-def recomputed_gbps(value: Value, convention: ByteConvention) -> float:
-    """Bandwidth of a rank from `value`'s latency by its source's convention; NaN where that cannot be told."""
-    formats = {"dispatch": value.dispatch_dtype, "combine": value.combine_dtype}
-    row_format = formats.get(value.phase, "")
-    needed = (value.tokens_per_rank, value.ep_size, value.top_k, value.hidden)
-    if convention is not ByteConvention.BALANCED_PAIRS or row_format not in set(RowFormat) or None in needed:
-        return math.nan
-    if value.metric is not Metric.LATENCY:
-        return math.nan
-    tokens, ep_size, top_k, hidden = (int(number or 0) for number in needed)
-    row = row_size(RowFormat(row_format), hidden)
-    return tokens * min(ep_size, top_k) * (row.row_bytes + row.scale_bytes) / value.value / 1e3
-
-
-def _lines(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """Line number and cells of each line of a CSV file with exactly these columns.
-
-    Raises:
-        ConfigError: it is no such file.
-    """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    lines: list[tuple[int, dict[str, str]]] = []
-    problems: list[str] = []
-    try:
-        header = next(reader, [])
-        if sorted(header) != sorted(columns):
-            missing = [name for name in columns if name not in header]
-            extra = [name for name in header if name not in columns or header.count(name) > 1]
-            words = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)[:200]}"] * bool(extra)
-            raise ConfigError(f"{path}: the header {' and '.join(words)}; it must be {','.join(columns)}")
-        for cells in reader:
-            if len(cells) == len(header):
-                lines.append((reader.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))))
-            elif cells:
-                problems.append(f"{path} line {reader.line_num} has {len(cells)} cells; the header has {len(header)}")
-    except csv.Error as error:
-        problems.append(f"{path} line {reader.line_num} cannot be read as CSV: {error}")
-    if problems:
-        raise ConfigError(problems[:_SHOWN])
-    return lines
-
-
-def _value(cells: Mapping[str, str], where: str, problems: list[str]) -> Value | None:
-    before = len(problems)
-    typed: dict[str, Any] = dict(cells)
-    for name in _COUNTS:
-        text = cells[name]
-        typed[name] = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-        if text and not typed[name]:
-            problems.append(f"{where}: {name} is {text[:40]!r}, but must be a positive whole number or empty")
-    for name, words in _WORDS.items():
-        if cells[name] and cells[name] not in words:
-            problems.append(f"{where}: {name} is {cells[name][:40]!r}{suggest(cells[name], words)}")
-    if not cells["system"]:
-        problems.append(f"{where}: system is empty; name what was measured")
-    if cells["metric"] in set(Metric):
-        typed["metric"] = Metric(cells["metric"])
-    else:
-        problems.append(f"{where}: metric is {cells['metric'][:40]!r}{suggest(cells['metric'], list(Metric))}")
-    try:
-        typed["value"] = float(cells["value"])
-    except ValueError:
-        typed["value"] = math.nan
-    if not 0 < typed["value"] < math.inf:
-        problems.append(f"{where}: value is {cells['value'][:40]!r}, but must be a positive number")
-    return Value(**typed) if len(problems) == before else None
-
-
-def _row(value: Value, source: Source, number: int) -> dict[str, Any]:
+def _row(value: Value, source: Source, place: str) -> dict[str, Any]:
     return {
         "run_id": source.name,
-        "point_id": f"{source.name}:{number}",
+        "point_id": f"{source.name}:{place}",
         "domain": str(Domain.PUBLISHED),
         "status": str(Status.OK),
         "backend": value.system,
         "phase": value.phase or None,
         "machine": value.hardware or None,
-        **{name: getattr(value, name) for name in _COUNTS},
+        **{name: getattr(value, name) for name in COUNTS},
         "dispatch_format": value.dispatch_dtype or None,
         "combine_format": value.combine_dtype or None,
         "latency_us": value.value if value.metric is Metric.LATENCY else math.nan,
@@ -255,8 +121,8 @@ def _row(value: Value, source: Source, number: int) -> dict[str, Any]:
     }
 
 
-def _frame(lines: list[dict[str, Any]]) -> "pd.DataFrame":
-    """The lines with every column that `frame.load` gives, typed as there; what no source states is missing."""
+def _frame(rows: list[dict[str, Any]]) -> "pd.DataFrame":
+    """The rows with every column that `frame.load` gives, typed as there; what no source states is missing."""
     import pandas as pd
 
     from epcross.harness.analysis.frame import NOT_REPORTED, VIEWS, gbps
@@ -264,7 +130,7 @@ def _frame(lines: list[dict[str, Any]]) -> "pd.DataFrame":
     from epcross.harness.storing.parquet import ROWS_SCHEMA
     from epcross.harness.storing.rows import CLOSED_LISTS
 
-    given = pd.DataFrame(lines, columns=list(dict.fromkeys(name for line in lines for name in line)))
+    given = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
     extended = {"phase": PHASES, "dispatch_format": FORMATS, "combine_format": FORMATS}
     columns: dict[str, pd.Series] = {}
     for field in fields(Record):

@@ -1,9 +1,9 @@
 """Where published values come from: one folder for each source, with what it says and what it leaves out.
 
     results/reference/<source>/source.yaml     title, URL, date, hardware, byte convention, rank reduction, what is open
-                               published.csv   its measurements, one a row (see `published`)
                                quoted.csv      numbers of its text, as they stand there
-                               claims.yaml     claims that were added (see `claim`)
+                               *.csv           its tables, one measurement a row (see `published`)
+                               *.yaml          claims that were added (see `book`)
 
 The package carries its own folder; a `results/reference` of the current directory is read beside it.
 """
