@@ -51,10 +51,10 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow prove bench notebooks evidence lint format torch lock clean
+.PHONY: help quickstart setup kernels test test-slow prove bench notebooks notebooks-sync evidence lint format torch lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: setup kernels ## install, build the CPU kernels, run sweeps/quickstart.yaml; prints a table and the run's path
 	@$(BIN)/epcross run sweep=$(SWEEP)
@@ -115,6 +115,9 @@ bench: setup kernels ## judge the speed of the CPU kernels against each other, g
 
 notebooks: $(TOOLS) ## execute every notebook; with outputs they lie in build/notebooks (NAME=01_quickstart for one)
 	@$(BIN)/python -m epcross.harness.analysis.notebooks $(NAME)
+
+notebooks-sync: $(TOOLS) ## make both files of each notebook agree; the newer one wins
+	@$(BIN)/jupytext --quiet --sync notebooks/*.py
 
 evidence: setup ## make every figure and number of the documents anew from results/measured (RUN=... commits a run first)
 	@$(BIN)/python -m epcross.harness.analysis.evidence $(RUN)

@@ -4,7 +4,7 @@
     python -m epcross.harness.analysis.notebooks NAME... -o FOLDER   some, elsewhere
 
 A notebook is a pair: NAME.py, which is read, reviewed and linted, and NAME.ipynb, which opens everywhere. Both hold the
-same cells and no outputs; `jupytext --sync notebooks/NAME.py` carries an edit of one over to the other.
+same cells and no outputs; `make notebooks-sync` carries an edit of one over to the other.
 """
 
 import argparse
@@ -25,6 +25,7 @@ EXECUTED = Path("build/notebooks")
 CELL_LIMIT_S = 120
 """Wall limit of one cell: what is longer is no longer something to look at while reading."""
 
+_SYNC = "`make notebooks-sync` makes the older one like the newer"
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -39,15 +40,15 @@ def disagreements(sources: Path, name: str) -> list[str]:
 
     halves = [sources / f"{name}{suffix}" for suffix in (".py", ".ipynb")]
     if missing := [path for path in halves if not path.is_file()]:
-        return [f"{path} is missing; {_sync(sources, name)}" for path in missing]
+        return [f"{path} is missing; {_SYNC}" for path in missing]
     text, notebook = (jupytext.read(path) for path in halves)
     problems = []
     cells = [[(cell.cell_type, cell.source) for cell in one.cells] for one in (text, notebook)]
     for number, (ours, theirs) in enumerate(zip(*cells, strict=False), 1):
         if ours != theirs:
-            problems.append(f"{name}: cell {number} differs between .py and .ipynb; {_sync(sources, name)}")
+            problems.append(f"{name}: cell {number} differs between .py and .ipynb; {_SYNC}")
     if len(cells[0]) != len(cells[1]):
-        problems.append(f"{name}: {len(cells[0])} cells in .py, {len(cells[1])} in .ipynb; {_sync(sources, name)}")
+        problems.append(f"{name}: {len(cells[0])} cells in .py, {len(cells[1])} in .ipynb; {_SYNC}")
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if any(cell.outputs or cell.execution_count is not None for cell in code):
         problems.append(f"{name}.ipynb holds outputs, which are not committed; clear them and save")
@@ -76,10 +77,6 @@ def execute(source: Path) -> "NotebookNode":
         return client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise EpcrossError(f"{source}: {_COLORS.sub('', str(error))}") from error
-
-
-def _sync(sources: Path, name: str) -> str:
-    return f"`jupytext --sync {sources / name}.py` makes the older one like the newer"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,7 +4,7 @@
 plots.figure(scene, "latency")
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ from epcross.harness.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from epcross.harness.claims.findings import Judgement
 
 FIGURES: Mapping[str, Callable[[Scene], Figure | Omitted]] = {
     "latency": latency.draw,
@@ -100,3 +102,11 @@ def domains(frame: "pd.DataFrame") -> Figure | Omitted:
 
     with theme():
         return drawn.draw(frame)
+
+
+def verdicts(judgements: "Sequence[Judgement]", note: str = "") -> Figure | Omitted:
+    """Claims at a glance, as `claims.evaluate` judged them (see `figures.verdicts`)."""
+    from epcross.harness.analysis.figures import verdicts as drawn
+
+    with theme():
+        return drawn.draw(judgements, note)

@@ -46,7 +46,7 @@ def test_what_makes_a_pair_disagree_is_said(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=cells)
     jupytext.write(notebook, tmp_path / "a.py", fmt="py:percent")
     assert notebooks.disagreements(tmp_path, "a") == [
-        f"{tmp_path / 'a.ipynb'} is missing; `jupytext --sync {tmp_path / 'a'}.py` makes the older one like the newer"
+        f"{tmp_path / 'a.ipynb'} is missing; `make notebooks-sync` makes the older one like the newer"
     ]
     jupytext.write(notebook, tmp_path / "a.ipynb")
     assert notebooks.disagreements(tmp_path, "a") == []
@@ -144,6 +144,22 @@ def test_figures_are_drawn_with_their_captions(executed: dict[str, Any], name: s
         assert re.search(r"n = \d+ repeats", caption)
         assert re.search(r"run \d{8}-\d{6}-\w+-[0-9a-f]{4}", caption)
         assert "median" in caption
+
+
+def test_published_values_stand_beside_measured_ones_with_verdicts(executed: dict[str, Any]) -> None:
+    page = html(executed["03_published"])
+    curves, beside, verdicts = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
+    assert "domain published: single values as aiconfigurator_deepep_ll, trtllm_blog18 state them" in curves
+    assert re.search(r"domain cpu: medians of n = \d+ repeats; run \d{8}-", beside)
+    assert "rows of two domains are not compared" in beside
+    assert re.search(r"judged by \d+ rows of \d{8}-", verdicts)
+    (table,) = [
+        output["data"]["text/html"]
+        for cell in executed["03_published"].cells
+        if cell.source.startswith("without = ")
+        for output in cell.outputs
+    ]
+    assert "<th>not measured</th>" in table or 'valign="top">not measured</th>' in table
 
 
 def test_a_kernel_is_really_added(executed: dict[str, Any]) -> None:
