@@ -78,7 +78,7 @@ def _of_measured(
     else:
         readings = list(_readings(claim, book, subject, baseline, published))
     heads = [one for one in readings if one.headline]
-    verdict = whichever(one.verdict for one in heads)
+    verdict = _over(heads)
     return Judgement(
         claim=claim,
         way=way,
@@ -89,16 +89,29 @@ def _of_measured(
     )
 
 
+def _over(heads: Sequence[Reading]) -> Verdict:
+    """Of subjects that must all hold, every one; of what a source leaves open, whichever it is."""
+    alike: dict[tuple[str, ...], list[Verdict]] = {}
+    for one in heads:
+        key = (str(dict(one.factors)), one.product, one.machine, one.measure_hash)
+        alike.setdefault(key, []).append(one.verdict)
+    together = []
+    for verdicts in alike.values():
+        judged = [verdict for verdict in verdicts if verdict in JUDGED]
+        together.append(every(judged) if judged else whichever(verdicts))
+    return whichever(together)
+
+
 def _readings(
     claim: Claim, book: Book, subject: "pd.DataFrame", baseline: "pd.DataFrame", published: "pd.DataFrame"
 ) -> Iterator[Reading]:
     agreed = keys(claim)
     sides = dict(iter(baseline.groupby(agreed, observed=True)))
+    nominal = {product: nominal_gbps(book, published, product) for product in map(str, subject["product"].unique())}
     for key, rows in subject.groupby(agreed, observed=True):
         values = {name: plain(value) for name, value in zip(agreed, key, strict=True)}
-        nominal = nominal_gbps(book, published, str(values["product"]))
         for names, own, against, other, head in _choices(claim, rows, sides.get(key, baseline.iloc[:0])):
-            verdict, words, findings = _held(claim, own, other, nominal)
+            verdict, words, findings = _held(claim, own, other, nominal[str(values["product"])])
             yield Reading(
                 subject=names,
                 baseline=against,

@@ -4,7 +4,8 @@
     rows = published.load()                       # columns of `frame.load`, and those of `ADDED`
     both = published.beside(frame.load(RUN))      # measured and published in one frame, never on one line
 
-A source says less than a run: numbers it does not state are missing, words are `not reported`. `backend` is the name of
+A source says less than a run: numbers it does not state are missing (group with `dropna=False`), words are `not
+reported`. `backend` is the name of
 the system in the source, `run_id` and `source` the source, `machine` the hardware as named there. A latency stands in
 `latency_us`, a bandwidth of the source's own convention in `stated_gbps`, a factor in `stated_speedup` (over
 `comparator`). `recomputed_gbps` is what the source's latency gives by its own byte convention.
@@ -16,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epcross.harness.claims.sources import Source, read_source, reference_folders, source_folders
+from epcross.harness.claims.sources import Source, Sources, read_source, reference_folders, source_folders
 from epcross.harness.claims.values import (
     COUNTS,
     FORMATS,
@@ -53,8 +54,8 @@ def load(folders: Sequence[Path] | None = None, *, sources: Sequence[str] | None
     places = source_folders(reference_folders() if folders is None else folders)
     if unknown := [name for name in sources or () if name not in places]:
         raise InputError(f"no source '{unknown[0]}'{suggest(unknown[0], places)}")
-    found: dict[str, Source] = {}
     rows: list[dict[str, Any]] = []
+    found = Sources()
     for name, folder in places.items():
         if sources is None or name in sources:
             found[name] = read_source(folder)

@@ -9,7 +9,7 @@ The package carries its own folder; a `results/reference` of the current directo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -57,6 +57,13 @@ class Source:
     rank_reduction: str
     not_stated: tuple[str, ...] = ()  # what a reader would need and does not find
     checked: str = ""  # what the transcription was compared with
+
+
+class Sources(dict[str, Source]):
+    """Sources by name. They never change, so frames that carry them share them: pandas copies `attrs` at every step."""
+
+    def __deepcopy__(self, _memo: object) -> "Sources":
+        return self
 
 
 def reference_folders(extra: Sequence[Path] = ()) -> list[Path]:
@@ -111,11 +118,11 @@ def read_source(folder: Path) -> Source:
     return source
 
 
-def sources(folders: Sequence[Path] | None = None) -> Mapping[str, Source]:
+def sources(folders: Sequence[Path] | None = None) -> Sources:
     """Every source by name; None: those of `reference_folders()`.
 
     Raises:
         ConfigError: with what is wrong in the first faulty one, or with clashing names.
     """
     places = source_folders(reference_folders() if folders is None else folders)
-    return {name: read_source(folder) for name, folder in places.items()}
+    return Sources({name: read_source(folder) for name, folder in places.items()})
