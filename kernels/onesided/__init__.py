@@ -1,0 +1,1 @@
+"""The one-sided exchange between GPUs of one NVLink domain: Fence and Sentinel in CUDA."""
