@@ -22,8 +22,8 @@ SWEEP ?= quickstart
 # Tools write beside the sources or into the home directory unless told otherwise.
 CACHE := $(CURDIR)/$(VENV)/cache
 test test-slow lint format notebooks: export XDG_CACHE_HOME := $(CACHE)
-notebooks: export IPYTHONDIR := $(CACHE)/ipython
-notebooks: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter
+notebooks notebooks-sync: export IPYTHONDIR := $(CACHE)/ipython
+notebooks notebooks-sync: export JUPYTER_DATA_DIR := $(CACHE)/jupyter
 export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis

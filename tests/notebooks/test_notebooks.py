@@ -1,4 +1,4 @@
-"""Notebooks as a reader opens them: pairs that agree, without outputs or functions, and every cell runs without torch."""
+"""Notebooks as a reader opens them: pairs that agree, without outputs or functions; all cells run without torch."""
 
 import ast
 import os
@@ -87,7 +87,7 @@ def execute(name: str, folder: Path) -> Any:
         **os.environ,
         "PYTHONPATH": f"{folder}:{ROOT / 'src'}",
         "IPYTHONDIR": str(folder / "ipython"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTER_DATA_DIR": str(folder / "jupyter"),
         "CUDA_VISIBLE_DEVICES": "",
     }
     begin = time.monotonic()
@@ -193,7 +193,7 @@ def test_a_cell_that_fails_is_named(tmp_path: Path) -> None:
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "wrong.py").write_text("# %%\nx = 1\n\n# %%\nx / 0\n")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "IPYTHONDIR": str(tmp_path / "ipython"),
-           "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")}  # fmt: skip
+           "JUPYTER_DATA_DIR": str(tmp_path / "jupyter")}  # fmt: skip
     command = [sys.executable, "-m", "epcross.harness.analysis.notebooks"]
     ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from analysis_values import simulate
@@ -31,7 +32,10 @@ def figure(frame: pd.DataFrame) -> Figure:
 def lines(found: Figure, panel: str) -> dict[str, tuple[list[float], list[float]]]:
     (ax,) = [ax for ax in found.drawing.axes if ax.get_title() == panel]
     return {
-        str(line.get_gid()).split("|")[1]: (list(line.get_xdata()), list(line.get_ydata()))
+        str(line.get_gid()).split("|")[1]: (
+            np.asarray(line.get_xdata()).tolist(),
+            np.asarray(line.get_ydata()).tolist(),
+        )
         for line in ax.lines
         if line.get_gid()
     }
