@@ -55,11 +55,7 @@ def enter(file: Path, source: str, about: Mapping[str, Any], into: Path) -> Ente
         problems.append(f"{file.name} is the name of another file of a source; rename yours")
     if problems:
         raise ConfigError(problems)
-    places = (
-        source_folders([*reference_folders(), *([into] if into.is_dir() else [])])
-        if not _is_known(into)
-        else source_folders(reference_folders())
-    )
+    places = source_folders(reference_folders([into] if into.is_dir() else []))
     home = (into / source).resolve()
     if source in places and places[source] != home:
         raise InputError(
@@ -74,16 +70,15 @@ def enter(file: Path, source: str, about: Mapping[str, Any], into: Path) -> Ente
         trial = Path(scratch) / source
         if new:
             trial.mkdir()
-            (trial / SOURCE_FILE).write_text(description)
+            (trial / SOURCE_FILE).write_bytes(description.encode())
         else:
             shutil.copytree(home, trial)
-        (trial / file.name).write_text(text)
+        (trial / file.name).write_bytes(text.encode())
         try:
             counts = _counts(trial, file, {**places, source: trial})
         except ConfigError as error:
-            raise ConfigError(
-                [problem.replace(str(trial / file.name), str(file)) for problem in error.problems]
-            ) from None
+            named = {str(trial / file.name): str(file), str(trial): str(home)}
+            raise ConfigError([_renamed(problem, named) for problem in error.problems]) from None
     try:
         home.mkdir(parents=True, exist_ok=True)
         if new:
@@ -94,8 +89,11 @@ def enter(file: Path, source: str, about: Mapping[str, Any], into: Path) -> Ente
     return Entered(folder=home, files=(*([SOURCE_FILE] if new else []), file.name), values=counts[0], claims=counts[1])
 
 
-def _is_known(into: Path) -> bool:
-    return into.resolve() in reference_folders() or not into.exists()
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """`text` with the places in the scratch folder as the caller knows them."""
+    for scratch, known in names.items():
+        text = text.replace(scratch, known)
+    return text
 
 
 def _description(source: str, about: Mapping[str, Any], *, new: bool) -> str:
@@ -110,10 +108,11 @@ def _description(source: str, about: Mapping[str, Any], *, new: bool) -> str:
         raise InputError(
             f"source '{source}' is new: give its --title, and --url, --date, --hardware, --bytes and --ranks if stated"
         )
-    usual = {"hardware": NOT_STATED, "byte_convention": str(ByteConvention.NOT_STATED), "rank_reduction": NOT_STATED}
     document = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in {**given, **{k: given.get(k, v) for k, v in usual.items()}}.items()
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in given.items()},
+        "hardware": given.get("hardware", NOT_STATED),
+        "byte_convention": given.get("byte_convention", str(ByteConvention.NOT_STATED)),
+        "rank_reduction": given.get("rank_reduction", NOT_STATED),
     }
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=116)
 

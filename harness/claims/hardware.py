@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NO_GPU = "no GPU"
+NOT_NAMED = "GPU not reported"
 
 
 def with_products(measured: "pd.DataFrame", paths: Sequence[Path]) -> "pd.DataFrame":
@@ -21,6 +22,8 @@ def with_products(measured: "pd.DataFrame", paths: Sequence[Path]) -> "pd.DataFr
     Raises:
         StoreError: the documents of a run are damaged.
     """
+    import pandas as pd
+
     from epcross.harness.storing.store import open_run
 
     products: dict[str, str] = {}
@@ -31,7 +34,8 @@ def with_products(measured: "pd.DataFrame", paths: Sequence[Path]) -> "pd.DataFr
                 run = open_run(folder)
                 names = [str(gpu.get("name", "")) for gpu in run.environment.get("gpus") or ()]
                 products[run.run_id] = ", ".join(sorted(set(filter(None, names)))) or NO_GPU
-    return measured.assign(product=measured["run_id"].map(products).fillna("GPU not reported").astype("string"))
+    named = [products.get(str(run_id), NOT_NAMED) for run_id in measured["run_id"]]
+    return measured.assign(product=pd.array(named, dtype="string"))
 
 
 def is_one(system: System, product: str) -> bool:

@@ -1,5 +1,6 @@
-"""Published values: every one arrives as it was entered, agrees with the numbers beside it, and joins the tidy frame."""
+"""Published values: each arrives as it was entered, agrees with the numbers beside it, and joins the tidy frame."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,11 @@ def test_rows_have_the_columns_of_measured_ones(tmp_path: Path, rows: pd.DataFra
     assert both.loc[0, "latency_us"] == 10.0
     with pytest.raises(InputError, match="cpu, published are not comparable"):
         frame.require_one_domain(both)
+
+
+def test_the_added_columns_are_in_the_dictionary() -> None:
+    page = (Path(__file__).parents[2] / "results" / "README.md").read_text().split("## Published values")[1]
+    assert re.findall(r"^\| `(\w+)` \|", page.split("## Columns of a row")[0], re.MULTILINE) == list(published.ADDED)
 
 
 def test_what_is_not_stated_is_missing_and_no_number(rows: pd.DataFrame) -> None:
