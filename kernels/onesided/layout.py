@@ -70,7 +70,9 @@ class Shape:
             ("top_k", self.top_k, 1, MAX_TOP_K),
             ("hidden", self.hidden, 8, 1 << 19),
         )
-        problems = [f"{name}={value} must be {low} to {high}" for name, value, low, high in bounds if not low <= value <= high]
+        problems = [
+            f"{name}={value} must be {low} to {high}" for name, value, low, high in bounds if not low <= value <= high
+        ]
         problems += [
             f"{name}={value} must be a multiple of {unit}; pad it"
             for name, value, unit in (
@@ -140,7 +142,9 @@ def layout(protocol: Protocol, shape: Shape) -> Layout:
     """The layout of one rank's workspace; every rank of a group has the same."""
     record = _up(shape.record_vectors * VECTOR_BYTES, LINE_BYTES)
     partial = _up(shape.partial_vectors * VECTOR_BYTES, LINE_BYTES)
-    escape = -(-shape.record_vectors // LANES) * VECTOR_BYTES  # two words of 32 bits used for each 32 vectors
+    row_vectors = shape.row_bytes // VECTOR_BYTES
+    groups = -(-row_vectors // LANES) + -(-(shape.record_vectors - row_vectors) // LANES)  # of the row, and of its tail
+    escape = groups * VECTOR_BYTES  # a word for each half of 32 vectors
     rows = shape.ep_size * shape.capacity  # [source rank][token]
     headers = rows * _HEADER_BYTES  # [token][source]
     sizes = {"control": _CONTROL_BYTES, "sent": 4 * rows}

@@ -28,38 +28,27 @@ EPCROSS_DEVICE bool any_reserved(const Vector (&v)[kPerLane]) {
     return __any_sync(kFull, any);
 }
 
-template <int kPerLane, bool kWords>
-EPCROSS_DEVICE void store_vectors(u8* row, int first, int vectors, const Vector (&v)[kPerLane]) {
-    u8* at = row + static_cast<i64>(first) * kVectorBytes;
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-        if (first + j * kLanes >= vectors) continue;
-        if constexpr (kWords) store_words(at + j * kLanes * kVectorBytes, v[j]);
-        else store_plain(at + j * kLanes * kVectorBytes, v[j]);
-    }
-}
-
 template <int kPerLane>
 struct Vectors {
     Vector v[kPerLane];
 };
 
-/// Send this warp's vectors with reserved words replaced, and the bitmaps beside them. Rare, so kept out of line, and
+/// Send this warp's vectors with reserved words replaced, and the bitmaps beside them. `at` and `bitmaps` are those of
+/// its first group there, `inside` has a bit for each of the lane's vectors that exist. Rare, so kept out of line, and
 /// handed values: nothing of the caller's has to lie in memory.
 template <int kPerLane>
-__device__ __noinline__ void send_escaped(u8* record, u8* bitmaps, int first, int vectors, Vectors<kPerLane> all) {
+__device__ __noinline__ void send_escaped(u8* at, u8* bitmaps, u32 inside, Vectors<kPerLane> all) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
-        const int i = first + j * kLanes;
         Vector sent = all.v[j];
         if (__any_sync(kFull, reserved(sent.a) || reserved(sent.b))) {
             const Vector bits{__ballot_sync(kFull, sent.a == kEscape), __ballot_sync(kFull, sent.b == kEscape)};
             if (sent.a == kArmed) sent.a = kEscape;
             if (sent.b == kArmed) sent.b = kEscape;
-            if (lane == 0) store_words(bitmaps + (first / kLanes + j) * kVectorBytes, bits);
+            if (lane == 0) store_words(bitmaps + j * kVectorBytes, bits);
         }
-        if (i < vectors) store_words(record + static_cast<i64>(i) * kVectorBytes, sent);
+        if (inside >> j & 1u) store_words(at + j * kLanes * kVectorBytes, sent);
     }
 }
 

@@ -5,10 +5,8 @@
 // wrap.
 #pragma once
 
-#include "escape.cuh"
-#include "header.cuh"
 #include "reduce.cuh"
-#include "routing.cuh"
+#include "send.cuh"
 #include "wait.cuh"
 
 namespace epcross {
@@ -37,58 +35,25 @@ EPCROSS_DEVICE bool await_flags(const Place& p, Patience& patience, const u8* fl
     return true;
 }
 
-/// Push the own tokens that go to one peer.
-template <int kPerLane>
-EPCROSS_DEVICE void push_records(const Exchange& x, const Call& call, const Place& p, const u8* slot_rank, u64 epoch,
-                                 int to) {
-    const int tokens = call.tokens[p.local];
-    const int chunks = (x.record_vectors + kLanes * kPerLane - 1) / (kLanes * kPerLane);
-    u8* there = workspace_of(x, to);
-    for (int token = p.token; token < tokens; token += p.token_step) {
-        for (int chunk = p.chunk; chunk < chunks; chunk += p.chunk_step) {
-            const int first = chunk * kLanes * kPerLane + p.lane;
-            const int id = own_id(x, call, p, token);
-            Vector v[kPerLane];
-#pragma unroll
-            for (int j = 0; j < kPerLane; ++j) {
-                const int i = first + j * kLanes;
-                v[j] = i < x.record_vectors ? record_vector(x, call, p, token, i) : Vector{0, 0};
-            }
-            const bool goes = __any_sync(kFull, rank_of(slot_rank, id) == to);
-            if (chunk == 0 && p.lane == 0) {
-                send_header(x, p, 0, epoch, token, tokens, to, goes);
-                store_u32(p.mine + sent_at(x, token, to), goes);
-            }
-            if (goes) store_vectors<kPerLane, false>(there + record_at(x, 0, p.rank, token), first, x.record_vectors, v);
-        }
-    }
-}
-
+/// Send the own tokens, then tell every peer that this block's part is there.
 template <int kPerLane>
 EPCROSS_DEVICE void send_all(const Exchange& x, const Call& call, const Place& p, const u8* slot_rank) {
-    const u64 epoch = load_word(&p.control->dispatch_epoch);
-    if (has_failed(p)) return;
+    const bool works = send_records<kPerLane, Protocol::kFence>(x, call, p, slot_rank);
+    __syncthreads();  // every store of this block came before
     const int warps = static_cast<int>(blockDim.x) / kLanes;
+    if (!works || p.chunk % warps != 0) return;
+    const u64 epoch = load_word(&p.control->dispatch_epoch);
     const int flag = p.token * call.chunk_blocks + p.chunk / warps, flags = p.token_step * call.chunk_blocks;
-    for (int i = p.peer; i < x.ep; i += p.peer_step) {
-        const int to = p.above(x, i);
-        push_records<kPerLane>(x, call, p, slot_rank, epoch, to);
-        if (call.tokens[p.local] == 0 && p.token == 0 && p.chunk == 0 && p.lane == 0) {
-            send_header(x, p, 0, epoch, 0, 0, to, false);
-        }
-        if (to == p.rank) continue;
-        __syncthreads();  // every store of this block for that peer came before
-        if (threadIdx.x != 0) continue;
+    const i64 at = x.dispatch_flags_at + (p.rank * kMaxFlags + flag) * static_cast<i64>(sizeof(u64));
+    for (int i = p.peer + p.lane * p.peer_step; i < x.ep - 1; i += kLanes * p.peer_step) {
         // Release: the block's rows and headers, then its flag. Hazard: a row read before it is there.
-        const i64 at = x.dispatch_flags_at + (p.rank * kMaxFlags + flag) * static_cast<i64>(sizeof(u64));
-        store_word_release(workspace_of(x, to) + at, flag_of(epoch, flags));
+        store_word_release(workspace_of(x, p.above(x, i)) + at, flag_of(epoch, flags));
     }
-    if (p.first() && p.lane == 0) store_word(&p.control->combine_epoch, epoch);
 }
 
-/// One warp a peer waits, so that the kernel ends when every row of this round is there.
+/// By one warp a peer: wait, so that the kernel ends when every row of this round is there.
 EPCROSS_DEVICE void await_all(const Exchange& x, const Place& p) {
-    if (p.token != 0 || p.chunk != 0) return;
+    if (p.chunk != 0) return;
     const u64 epoch = load_word(&p.control->dispatch_epoch);
     if (has_failed(p)) return;
     Patience patience(x, p, WaitPhase::kDispatch, epoch);
@@ -101,39 +66,18 @@ EPCROSS_DEVICE void await_all(const Exchange& x, const Place& p) {
 
 template <int kPerLane>
 EPCROSS_DEVICE void fence_dispatch(const Exchange& x, const Call& call) {
-    const Place p = place(x, call);
-    if (p.sends) {
+    const Place p = place<Roles::kFirstAlone>(x, call);
+    if (!p.alternate) {
+        await_kernel_before();
+        admit_kernel_after();
+        await_all(x, p);
+    } else {
         const u8* slot_rank = slot_ranks(x);
         __syncthreads();
         await_kernel_before();
         send_all<kPerLane>(x, call, p, slot_rank);
         admit_kernel_after();
-    } else {
-        await_kernel_before();
-        admit_kernel_after();
-        await_all(x, p);
     }
-}
-
-/// By one warp: await the combine flags of the ranks in a mask, a lane each. False if a wait expired.
-EPCROSS_DEVICE bool await_ranks(const Exchange& x, const Place& p, Patience& patience, RankMask ranks, u64 epoch) {
-#pragma unroll
-    for (int w = 0; w < 3; ++w) {
-        const u32 bits = w == 0 ? ranks.w0 : w == 1 ? ranks.w1 : ranks.w2;
-        if (bits == 0) continue;
-        const int rank = w * kLanes + p.lane;
-        bool pending = (bits >> p.lane & 1u) && rank != p.rank;
-        while (true) {
-            if (pending) {
-                const u64 flag = load_word_acquire(p.mine + x.combine_flags_at + rank * static_cast<i64>(sizeof(u64)));
-                pending = !raised(flag, epoch);
-            }
-            if (!__any_sync(kFull, pending)) break;
-            if (!patience.go_on(pending ? rank : -1)) return false;
-        }
-    }
-    __syncwarp();  // what one lane acquired holds for all
-    return true;
 }
 
 /// Pull and add the partials of one own token, ranks ascending, kGroup at a time.
@@ -165,50 +109,68 @@ EPCROSS_DEVICE void pull_partials(const Exchange& x, const Place& p, int token, 
     }
 }
 
-/// By one warp: tell the peers that what they may pull is there, then await the same of all of them, also of ranks that
-/// hold nothing of ours: the next rows may then go there.
-EPCROSS_DEVICE void exchange_flags(const Exchange& x, const Place& p, Patience& patience, u64 epoch) {
+/// By one warp: await the combine flags of all ranks, also of those that hold nothing of ours: the next rows may then go
+/// there. False if a wait expired.
+EPCROSS_DEVICE bool await_everyone(const Exchange& x, const Place& p, Patience& patience, u64 epoch) {
+    for (int base = 0; base < x.ep; base += kLanes) {
+        const int rank = base + p.lane;
+        bool pending = rank < x.ep && rank != p.rank;
+        while (true) {
+            if (pending) {
+                const u64 flag = load_word_acquire(p.mine + x.combine_flags_at + rank * static_cast<i64>(sizeof(u64)));
+                pending = !raised(flag, epoch);
+            }
+            if (!__any_sync(kFull, pending)) break;
+            if (!patience.go_on(pending ? rank : -1)) return false;
+        }
+    }
+    __syncwarp();  // what one lane acquired holds for all
+    return true;
+}
+
+/// By one warp: tell the peers that what they may pull is there.
+EPCROSS_DEVICE void tell_everyone(const Exchange& x, const Place& p, u64 epoch) {
     // Release: the experts' partials (their kernel has ended), and their reading of our landing rows, then the flag.
     // Hazards: a partial pulled before it is there; the next rows over some that are still read.
-    for (int i = p.peer * kLanes + p.lane; i < x.ep - 1; i += p.peer_step * kLanes) {
+    for (int i = p.peer + p.lane * p.peer_step; i < x.ep - 1; i += kLanes * p.peer_step) {
         const i64 at = x.combine_flags_at + p.rank * static_cast<i64>(sizeof(u64));
         store_word_release(workspace_of(x, p.above(x, i)) + at, flag_of(epoch, 1));
     }
-    RankMask all{0, 0, 0};
-    all.w0 = kFull >> max(0, 32 - x.ep);
-    if (x.ep > 32) all.w1 = kFull >> max(0, 64 - x.ep);
-    if (x.ep > 64) all.w2 = kFull >> max(0, 96 - x.ep);
-    await_ranks(x, p, patience, all, epoch);
 }
 
 template <int kPerLane, int kGroup>
 EPCROSS_DEVICE void fence_combine(const Exchange& x, const Call& call) {
-    const Place p = place(x, call);
+    const Place p = place<Roles::kFirstAlone>(x, call);
     await_kernel_before();
+    admit_kernel_after();
     const u64 epoch = load_word(&p.control->combine_epoch);
     const bool failed = has_failed(p);
-    const int own = call.tokens[p.local];
-    RankMask from{0, 0, 0};
-    if (p.own_token() < own && !p.sends) from = sent_to(x, p, p.own_token());
-    if (failed) return;
-    admit_kernel_after();
     Patience patience(x, p, WaitPhase::kCombine, epoch);
-    if (p.sends) {
-        if (p.token != 0 || p.chunk != 0) return;
-        exchange_flags(x, p, patience, epoch);
-        if (p.first() && p.lane == 0) store_word(&p.control->dispatch_epoch, epoch + 1u);
+    if (failed) return;
+    if (!p.alternate) {
+        if (p.chunk != 0) return;
+        tell_everyone(x, p, epoch);
+        if (!await_everyone(x, p, patience, epoch)) return;
+        if (p.first()) store_word(&p.control->dispatch_epoch, epoch + 1u);
         return;
     }
+    const int tokens = call.tokens[p.local];
+    int token = p.own_token();
+    if (token >= tokens) return;
+    RankMask next = sent_to(x, p, token);
+    if (!await_everyone(x, p, patience, epoch)) return;
     const int chunks = (x.partial_vectors + kLanes * kPerLane - 1) / (kLanes * kPerLane);
-    for (int token = p.own_token(); token < own; token += p.own_token_step()) {
-        if (token != p.own_token()) from = sent_to(x, p, token);
-        if (!await_ranks(x, p, patience, from, epoch)) return;
+    while (token < tokens) {
+        const RankMask from = next;
+        const int later = token + p.own_token_step();
+        if (later < tokens) next = sent_to(x, p, later);
         for (int chunk = p.chunk; chunk < chunks; chunk += p.chunk_step) {
             const int first = chunk * kLanes * kPerLane + p.lane;
             Sum sum[kPerLane];
             pull_partials<kPerLane, kGroup>(x, p, token, first, from, sum);
             store_sums<kPerLane>(x, call, p, token, first, sum);
         }
+        token = later;
     }
 }
 

@@ -1,13 +1,16 @@
 // Who a block works for, and which tokens, peers and vectors its warps take.
 //
-// A grid is (local rank and vectors of a row, peers, role and tokens). Half of the blocks send and half receive, so that
-// neither waits for the other. Where the grid is smaller than the work, blocks take several peers and tokens in turn: it
-// is never larger than what the GPU holds at once, since its blocks wait for peers.
+// A grid is (local rank and vectors of a row, peers, role and tokens). Where it is smaller than the work, blocks take
+// several peers and tokens in turn: it is never larger than what the GPU holds at once, since its blocks wait for peers.
 #pragma once
 
 #include "params.cuh"
 
 namespace epcross {
+
+/// How blocks divide the work. Sentinel: every second layer of the grid sends and the others receive, so that neither
+/// waits for the other. Fence: the first layer raises flags and awaits them, the others move rows.
+enum class Roles { kHalves, kFirstAlone };
 
 struct Place {
     u8* mine;  // own workspace
@@ -17,9 +20,9 @@ struct Place {
     int chunk, chunk_step;  // of 32 lanes' vectors
     int peer, peer_step;    // distance to a peer, less one; the last is the rank itself
     int token, token_step;
-    bool sends;  // else it receives
+    bool alternate;  // in an odd layer, or not in the first: see Roles
 
-    EPCROSS_DEVICE bool first() const { return chunk == 0 && peer == 0 && token == 0; }
+    EPCROSS_DEVICE bool first() const { return chunk == 0 && peer == 0 && token == 0 && lane == 0; }
     /// Ranks at distance `i` + 1 above and below: what one rank sends at its turn `i`, another awaits at its turn `i`.
     EPCROSS_DEVICE int above(const Exchange& x, int i) const {
         const int r = rank + 1 + i;
@@ -34,6 +37,7 @@ struct Place {
     EPCROSS_DEVICE int own_token_step() const { return token_step * peer_step; }
 };
 
+template <Roles kRoles>
 EPCROSS_DEVICE Place place(const Exchange& x, const Call& call) {
     Place p;
     const int warps = static_cast<int>(blockDim.x) / kLanes;
@@ -49,9 +53,16 @@ EPCROSS_DEVICE Place place(const Exchange& x, const Call& call) {
     p.chunk_step = call.chunk_blocks * warps;
     p.peer = static_cast<int>(blockIdx.y);
     p.peer_step = static_cast<int>(gridDim.y);
-    p.sends = (blockIdx.z & 1u) == 0;
-    p.token = static_cast<int>(blockIdx.z) / 2;
-    p.token_step = static_cast<int>(gridDim.z) / 2;
+    const int layer = static_cast<int>(blockIdx.z), layers = static_cast<int>(gridDim.z);
+    if constexpr (kRoles == Roles::kHalves) {
+        p.alternate = layer & 1;
+        p.token = layer / 2;
+        p.token_step = layers / 2;
+    } else {
+        p.alternate = layer != 0;
+        p.token = max(layer - 1, 0);
+        p.token_step = layers - 1;
+    }
     p.mine = reinterpret_cast<u8*>(x.workspace[p.rank]);
     p.control = reinterpret_cast<Control*>(p.mine + x.control_at);
     return p;

@@ -7,7 +7,7 @@
 
 #include "reduce.cuh"
 #include "routing.cuh"
-#include "sentinel_dispatch.cuh"
+#include "send.cuh"
 #include "wait.cuh"
 
 namespace epcross {
@@ -64,7 +64,7 @@ EPCROSS_DEVICE void send_partials(const Exchange& x, const Place& p) {
             }
         }
     }
-    if (p.first() && p.lane == 0 && !has_failed(p)) {
+    if (p.first() && !has_failed(p)) {
         store_word(&p.control->dispatch_epoch, load_word(&p.control->combine_epoch) + 1u);
     }
 }
@@ -140,9 +140,9 @@ EPCROSS_DEVICE void receive_partials(const Exchange& x, const Call& call, const 
 
 template <int kPerLane, int kGroup>
 EPCROSS_DEVICE void sentinel_combine(const Exchange& x, const Call& call) {
-    const Place p = place(x, call);
+    const Place p = place<Roles::kHalves>(x, call);
     await_kernel_before();
-    if (p.sends) {
+    if (!p.alternate) {
         send_partials<kPerLane>(x, p);
         admit_kernel_after();
     } else {
