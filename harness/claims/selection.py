@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_FOLLOWERS: Mapping[str, tuple[str, ...]] = {
+    "model": ("num_experts", "num_slots", "top_k", "hidden", "intermediate"),
+    "routing": ("routing_params",),
+    "placement": ("num_slots",),
+}
+"""Columns that change with a factor."""
+
+
 class NoRows(Exception):
     """Why there is nothing to judge by."""
 
@@ -70,13 +78,18 @@ def _of_members(rows: "pd.DataFrame", members: Sequence[Member]) -> "pd.Series":
     for member in members:
         own = rows["backend"] == member.backend
         if member.options:
-            fits = {
-                text: all(json.loads(text).get(name) == value for name, value in member.options.items())
-                for text in rows.loc[own, "options"].unique()
-            }
+            fits = {text: _has_options(text, member) for text in rows.loc[own, "options"].unique()}
             own &= rows["options"].map(fits).eq(True)
         chosen |= own
     return chosen
+
+
+def _has_options(text: str, member: Member) -> bool:
+    try:
+        options = json.loads(text)
+    except ValueError:  # of rows that something else wrote
+        return False
+    return isinstance(options, dict) and all(options.get(name) == value for name, value in member.options.items())
 
 
 def _conditions(claim: Claim, book: Book) -> Iterator[tuple[str, Callable[[Any], bool], str]]:
@@ -120,7 +133,8 @@ def keys(claim: Claim) -> list[str]:
     """What the rows of one reading agree in."""
     from epcross.harness.analysis.frame import CONDITIONS
 
-    apart = {"phase", *axes(claim), *_change_values(claim)}
+    varied = [*axes(claim), *_change_values(claim)]
+    apart = {"phase", *varied, *(follower for name in varied for follower in _FOLLOWERS.get(name, ()))}
     tokens = ["tokens_per_rank"] if "tokens_per_rank" in claim.open else []
     return [*(name for name in CONDITIONS if name not in apart), *tokens, "product"]
 
