@@ -21,7 +21,9 @@ SWEEP ?= quickstart
 
 # Tools write beside the sources or into the home directory unless told otherwise.
 CACHE := $(CURDIR)/$(VENV)/cache
-test test-slow lint format: export XDG_CACHE_HOME := $(CACHE)
+test test-slow lint format notebooks: export XDG_CACHE_HOME := $(CACHE)
+notebooks notebooks-sync: export IPYTHONDIR := $(CACHE)/ipython
+notebooks notebooks-sync: export JUPYTER_DATA_DIR := $(CACHE)/jupyter
 export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
@@ -50,10 +52,10 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels prebuild test test-slow prove bench evidence lint format torch nvrtc lock clean
+.PHONY: help quickstart setup kernels prebuild test test-slow prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: setup kernels ## install, build the CPU kernels, run sweeps/quickstart.yaml; prints a table and the run's path
 	@$(BIN)/epcross run sweep=$(SWEEP)
@@ -112,6 +114,12 @@ prove: setup ## check the model of the protocols exhaustively, and find every se
 bench: setup kernels ## judge the speed of the CPU kernels against each other, gloo and the floor (RUN=... an earlier run)
 	@$(BIN)/python tests/benchmark/speed.py $(RUN)
 
+notebooks: $(TOOLS) ## execute every notebook; with outputs they lie in build/notebooks (NAME=01_quickstart for one)
+	@$(BIN)/python -m epcross.harness.analysis.notebooks $(NAME)
+
+notebooks-sync: $(TOOLS) ## make both files of each notebook agree; the newer one wins
+	@$(BIN)/jupytext --quiet --sync notebooks/*.py
+
 evidence: setup ## make every figure and number of the documents anew from results/measured (RUN=... commits a run first)
 	@$(BIN)/python -m epcross.harness.analysis.evidence $(RUN)
 
@@ -145,7 +153,7 @@ lock: ## write the locks anew from pyproject.toml (needs uv)
 	export UV_CUSTOM_COMPILE_COMMAND='make lock'; \
 	$$lock locks/build.in -o locks/build.lock; \
 	$$lock -c locks/build.lock pyproject.toml -o locks/core.lock; \
-	$$lock -c locks/core.lock --extra test --extra lint pyproject.toml -o locks/test.lock; \
+	$$lock -c locks/core.lock --extra test --extra lint --extra notebooks pyproject.toml -o locks/test.lock; \
 	$$lock -c locks/core.lock locks/nvrtc.in -o locks/nvrtc.lock
 
 clean: ## remove .venv and with it every cache
