@@ -31,7 +31,7 @@ STANDARD = "c++17"
 PTXAS_OPTIONS = ("-v",)
 
 _SOURCES = Path(__file__).parent / "csrc"
-_INSTALL = "pip install 'epcross[cuda]'"
+_INSTALL = "pip install 'epcross[cuda]' (in a checkout: make nvrtc)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
