@@ -49,7 +49,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow prove bench evidence lint format torch lock clean
+.PHONY: help quickstart setup kernels test test-slow gpu-check prove bench evidence lint format torch lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ bench: setup kernels ## judge the speed of the CPU kernels against each other, g
 
 evidence: setup ## make every figure and number of the documents anew from results/measured (RUN=... commits a run first)
 	@$(BIN)/python -m epcross.harness.analysis.evidence $(RUN)
+
+gpu-check: $(TOOLS) ## everything that needs a GPU: tests, smoke, contract (STEPS=one_launch,... takes sweeps; see tests/gpu/check.py)
+	@$(BIN)/python tests/gpu/check.py $(if $(STEPS),--steps $(STEPS))
 
 lint: $(TOOLS) ## ruff and pyright
 	@$(BIN)/ruff check
