@@ -59,6 +59,8 @@ def _print(plan: "Plan", need: tuple["Need", ...], free_bytes: int | None) -> No
         f"{len(plan.points)} points, {len(plan.impossible)} of them impossible; each possible one "
         f"{timing.launches} launches x {timing.seeds} seeds x {timing.chains} chains"
     )
+    if absent := plan.config.get("absent_backends"):
+        out.print(Text(absent_text(absent)))
     if plan.impossible:
         out.print(_impossible_table(plan))
     out.print(_jobs_table(plan, need))
@@ -73,6 +75,11 @@ def _print(plan: "Plan", need: tuple["Need", ...], free_bytes: int | None) -> No
         )
     else:
         out.print(f"/dev/shm: {size(most)} needed at most, {size(free_bytes)} free.")
+
+
+def absent_text(names: Iterable[str]) -> str:
+    """What to say of backends that a sweep is about and that no file describes."""
+    return f"Left out, since there is no such backend: {', '.join(names)}. `epcross backends` lists what there is."
 
 
 def _points_table(points: tuple["Point", ...]) -> Table:

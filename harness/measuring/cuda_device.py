@@ -139,7 +139,7 @@ class CudaDevice:
         """See `Device`."""
         profiler = self._torch.profiler
         kinds = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]
-        with profiler.profile(activities=kinds) as profile:
+        with profiler.profile(activities=kinds, acc_events=True) as profile:
             run()
         with tempfile.TemporaryDirectory(prefix="epcross-trace-") as folder:
             path = Path(folder) / "trace.json"

@@ -55,4 +55,4 @@ class Instruments:
         arguments, launcher = self._bound[name, dependent]
         for held, value in zip(arguments.values, values, strict=True):
             held[...] = value
-        launcher(blocks, stream)
+        launcher((blocks, 1, 1), stream)

@@ -68,10 +68,8 @@ def differ(case: Case, group: ProcessGroup, rank: int, sharing: int) -> None:
     last = group.size() - 1
     words = f"rank {last} has max_tokens_per_rank={33 + last} and rank 0 max_tokens_per_rank=33"
     expect(InvalidArguments, words, replace(case, capacity=33 + rank), group, ranks_per_gpu=sharing)
-    timeout_s = 0 if rank == last else 1
-    expect(
-        InvalidArguments, f"rank {last}: timeout_s=0 must be", case, group, ranks_per_gpu=sharing, timeout_s=timeout_s
-    )
+    words, timeout_s = f"rank {last}: timeout_s=0 must be", 0 if rank == last else 1
+    expect(InvalidArguments, words, case, group, ranks_per_gpu=sharing, timeout_s=timeout_s)
     if sharing > 1:
         expect(NotOneDomain, "ranks_per_gpu=1: give each its own GPU", case, group)
 

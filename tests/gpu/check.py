@@ -66,7 +66,8 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
 
 def run(step: str, command: list[str], log: Path, limit_s: float) -> int:
     """The command's exit status; 124 if it had to be stopped. Its words go to the log and to the terminal."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     begin = time.monotonic()
     sys.stdout.write(f"== {step}: {shlex.join(command)}\n")
     sys.stdout.flush()
