@@ -3,8 +3,8 @@
     python tests/benchmark/gpu_variants.py [--ep 2] [--tokens 1,8,32,128,512] [--one-launch]
 
 With two GPUs or more and without --one-launch, one rank on each of `--ep` GPUs; otherwise all ranks in one launch on
-one GPU. Prints microseconds of one dispatch and combine, the median of seven replays of a graph of 40 that rotates two sets
-of inputs, the slowest rank: for choosing, not for quoting (nothing is verified here; `epcross run` does that).
+one GPU. Prints microseconds of one dispatch and combine, the median of seven replays of a graph of 40 that rotates two
+sets of inputs, the slowest rank: for choosing, not for quoting (nothing is verified here; `epcross run` does that).
 """
 
 import argparse
