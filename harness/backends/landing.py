@@ -181,6 +181,8 @@ def _mixed(
     if scales is not None and scales.numel():
         parts.append(as_bytes(scales))
     data = torch.cat(parts, dim=1)
+    if not len(data):
+        return torch.zeros(0, dtype=torch.int64, device=data.device)
     words = _padded(data, -(-data.shape[1] // 8) * 8).contiguous().view(torch.int64)
     place = torch.arange(1, words.shape[1] + 1, device=words.device)
     words = words + place * -7046029254386353131  # splitmix64, whose constants are odd 64-bit numbers
