@@ -138,8 +138,8 @@ class FlashInferOneSided(FlashInfer):
     def describe(self) -> Description:
         """See `Backend`."""
         state = getattr(self._communication, "_state", None) or {}
-        fabric = getattr(state.get("mnnvl_mem"), "fabric_handles", None)
-        handles = {True: ", fabric handles", False: ", file descriptors"}.get(fabric, "")
+        fabric: Any = getattr(state.get("mnnvl_mem"), "fabric_handles", None)  # what the driver granted
+        handles = "" if fabric is None else ", fabric handles" if fabric else ", file descriptors"
         return Description(
             version=vendor.version_of("flashinfer-python"),
             transport=f"nvlink one-sided{handles}",

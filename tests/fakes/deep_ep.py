@@ -59,9 +59,17 @@ class ElasticBuffer:
     fault = ""
 
     def __init__(
-        self, group, num_max_tokens_per_rank=0, hidden=0, num_topk=0, use_fp8_dispatch=False,
-        prefer_overlap_with_compute=True, num_cpu_timeout_secs=300, num_gpu_timeout_secs=100, explicitly_destroy=False,
-    ):  # fmt: skip
+        self,
+        group,
+        num_max_tokens_per_rank=0,
+        hidden=0,
+        num_topk=0,
+        use_fp8_dispatch=False,
+        prefer_overlap_with_compute=True,
+        num_cpu_timeout_secs=300,
+        num_gpu_timeout_secs=100,
+        explicitly_destroy=False,
+    ):
         self.group, self.most, self.hidden = group, num_max_tokens_per_rank, hidden
         self.num_scaleup_ranks = 1 if self.fault == "rdma" else group.size()
         self.num_bytes = 2 << 20
@@ -69,9 +77,16 @@ class ElasticBuffer:
         assert explicitly_destroy
 
     def dispatch(
-        self, x, topk_idx=None, topk_weights=None, num_experts=None, num_max_tokens_per_rank=None, num_sms=0,
-        do_handle_copy=True, do_cpu_sync=None,
-    ):  # fmt: skip
+        self,
+        x,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
+        num_experts: Any = None,
+        num_max_tokens_per_rank: Any = None,
+        num_sms=0,
+        do_handle_copy=True,
+        do_cpu_sync: Any = None,
+    ):
         assert do_cpu_sync is False
         ranks = self.group.size()
         per_rank, most = num_experts // ranks, num_max_tokens_per_rank
@@ -103,7 +118,7 @@ class ElasticBuffer:
         )
         return (recv_x if recv_sf is None else (recv_x, recv_sf)), ids, weights, handle, None
 
-    def combine(self, x, handle, topk_weights=None):
+    def combine(self, x, handle, topk_weights: Any = None):
         count = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
         partials = []
         me = self.group.rank()
@@ -127,9 +142,16 @@ class Buffer:
     num_sms = 20
 
     def __init__(
-        self, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24,
-        allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False,
-    ):  # fmt: skip
+        self,
+        group,
+        num_nvl_bytes=0,
+        num_rdma_bytes=0,
+        low_latency_mode=False,
+        num_qps_per_rank=24,
+        allow_nvlink_for_low_latency_mode=True,
+        allow_mnnvl=False,
+        explicitly_destroy=False,
+    ):
         self.group, self.low_latency = group, low_latency_mode
         assert (num_rdma_bytes > 0) == low_latency_mode
         assert explicitly_destroy
@@ -158,9 +180,17 @@ class Buffer:
         return in_rank.sum(0).int(), None, per_expert, in_rank, None
 
     def dispatch(
-        self, x, handle=None, num_tokens_per_rank=None, is_token_in_rank=None, num_tokens_per_expert=None,
-        topk_idx=None, topk_weights=None, num_worst_tokens=0, config=None,
-    ):  # fmt: skip
+        self,
+        x,
+        handle: Any = None,
+        num_tokens_per_rank: Any = None,
+        is_token_in_rank: Any = None,
+        num_tokens_per_expert: Any = None,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
+        num_worst_tokens=0,
+        config: Any = None,
+    ):
         ranks, me = self.group.size(), self.group.rank()
         assert num_worst_tokens
         assert len(num_tokens_per_rank) == ranks
@@ -186,7 +216,7 @@ class Buffer:
         handle = (prefix, None, None, places, (topk_idx, per_rank), is_token_in_rank)
         return (recv_x if recv_sf is None else (recv_x, recv_sf)), ids, weights, [], handle, None
 
-    def combine(self, x, handle, topk_weights=None, config=None):
+    def combine(self, x, handle, topk_weights: Any = None, config: Any = None):
         me = self.group.rank()
         prefix, _, _, places, (topk_idx, per_rank), _ = handle
         partials = []
@@ -198,9 +228,15 @@ class Buffer:
         return _sum(topk_idx, per_rank, partials, x.shape[1]), None, None
 
     def low_latency_dispatch(
-        self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8=True, async_finish=False,
+        self,
+        x,
+        topk_idx,
+        num_max_dispatch_tokens_per_rank,
+        num_experts,
+        use_fp8=True,
+        async_finish=False,
         return_recv_hook=False,
-    ):  # fmt: skip
+    ):
         assert self.low_latency
         assert not use_fp8
         ranks, me, most = self.group.size(), self.group.rank(), num_max_dispatch_tokens_per_rank
@@ -227,7 +263,7 @@ class Buffer:
             counts[expert] = begin
         return rows, counts, (info, ranges, most, x.shape[1], num_experts), None, None
 
-    def low_latency_combine(self, x, topk_idx, topk_weights, handle, out=None):
+    def low_latency_combine(self, x, topk_idx, topk_weights, handle, out: Any = None):
         info, ranges, _, hidden, experts = handle
         per_rank, me = experts // self.group.size(), self.group.rank()
         given = self.group.exchange((x.clone(), info.clone(), ranges.clone()))

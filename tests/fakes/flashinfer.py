@@ -64,9 +64,14 @@ class Communication:
         self.workspace = torch.zeros(self.ranks, 4096, dtype=torch.uint8)
 
     def dispatch(
-        self, hidden_states, topk_ids, topk_weights=None, *, hidden_states_scale=None,
-        runtime_max_tokens_per_rank=None,
-    ):  # fmt: skip
+        self,
+        hidden_states,
+        topk_ids,
+        topk_weights: Any = None,
+        *,
+        hidden_states_scale: Any = None,
+        runtime_max_tokens_per_rank: Any = None,
+    ):
         assert self._round is None
         assert topk_ids.dtype is torch.int32
         each, top_k = runtime_max_tokens_per_rank, self.params.top_k
@@ -97,7 +102,7 @@ class Communication:
             hidden_states=rows, topk_ids=ids, topk_weights=weights, tokens_per_rank=each, hidden_states_scale=scales
         )
 
-    def combine(self, expert_output, *, output=None):
+    def combine(self, expert_output, *, output: Any = None):
         assert self._round is not None
         self._round = None
         ids, places = self._routing

@@ -86,14 +86,14 @@ class Handle:
         self.ranks, self.me = communicator.size(), communicator.rank()
         self.per_rank = config.num_experts // self.ranks
 
-    def update(self, topk_idx, *, layout_info=None, stream):
+    def update(self, topk_idx, *, layout_info: Any = None, stream):
         assert topk_idx.buffer.dtype is torch.int64
         assert (layout_info is None) == (self.layout is Layout.RANK_MAJOR)
         self.topk = topk_idx.buffer.clone()
         if layout_info is not None:
             self.total = layout_info.recv_total_counter.buffer
 
-    def dispatch(self, inputs, outputs, *, layout_info=None, config=None, stream):
+    def dispatch(self, inputs, outputs, *, layout_info: Any = None, config: Any = None, stream):
         rows, weights, scales = inputs.tokens.buffer, inputs.topk_weights.buffer, inputs.scales
         assert (scales is not None) == (config.quantization_recipe is DispatchQuantizationRecipe.FWD)
         most = self.config.max_dispatch_tokens_per_rank
@@ -150,7 +150,7 @@ class Group:
     def create(cls, comm, config):
         return cls(comm, config)
 
-    def create_handle(self, layout, topk_idx, *, layout_info=None, config=None, stream):
+    def create_handle(self, layout, topk_idx, *, layout_info: Any = None, config: Any = None, stream):
         made = self.handle(*self._given, layout)
         made.update(topk_idx, layout_info=layout_info, stream=stream)
         return made

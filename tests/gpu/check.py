@@ -20,7 +20,9 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
 
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
-that `make env-NAME` built. Without --steps: facts, tests, smoke, check. A step that ends badly does not keep later ones from running. Runs go to
+that `make env-NAME` built. Without --steps: facts, tests, smoke, check.
+
+A step that ends badly does not keep later ones from running. Runs go to
 FOLDER/runs and are packed as FOLDER/runs.tar.gz after each step, so that a machine taken away loses one step at most;
 what each step printed is in FOLDER/STEP.log.
 """

@@ -6,8 +6,8 @@ The folder holds any of
     deepep-*.tar.xz                  deepep/: v2_wheel/, ncclep/, and ncclsite/nvidia/nccl, the NCCL of both
     tokenspeed_deepep-1.2.1*.whl     DeepEP's first generation
 
-FlashInfer is then found by this interpreter; the others get a command in .venv/envs/NAME/bin/python, where `make env-NAME`
-would put their interpreter: this one, told where the library and its NCCL are.
+FlashInfer is then found by this interpreter. The others get a command in .venv/envs/NAME/bin/python, where
+`make env-NAME` would put their interpreter: this one, told where the library and its NCCL are.
 """
 
 import os

@@ -11,7 +11,8 @@ class EveryoneReceives(AllGatherReduceScatter):
     def present(self, landed):
         import torch
 
-        return torch.ones(landed.shape[:2], dtype=torch.bool).nonzero(as_tuple=True)
+        source, token = torch.ones(landed.shape[:2], dtype=torch.bool).nonzero(as_tuple=True)
+        return source, token
 
 
 class StaleZeros(AllGatherReduceScatter):
