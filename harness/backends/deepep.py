@@ -28,6 +28,7 @@ class DeepEP(GpuBackend):
     stable_order = False  # the library promises none
     needs: ClassVar[str]  # the class of `deep_ep` that the adapter calls
     remedy: ClassVar[str]
+    over: ClassVar[str] = "gloo"  # the torch group that the library is given
 
     _buffer: Any = None
     _landed: Any = None  # what the last dispatch returned
@@ -58,7 +59,7 @@ class DeepEP(GpuBackend):
         self._device = vendor.device()
         ids_dtype = getattr(deep_ep, "topk_idx_t", torch.int64)
         self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, ids_dtype)
-        self.make_buffer(deep_ep, vendor.torch_group(group))
+        self.make_buffer(deep_ep, vendor.torch_group(group, self.over))
         vendor.synchronize()
 
     @abstractmethod

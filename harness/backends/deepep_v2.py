@@ -34,6 +34,7 @@ class DeepEPV2(DeepEP):
 
     name = "deepep_v2"
     needs = "ElasticBuffer"
+    over = "nccl"  # whose communicator it goes on with
     remedy = "make env-deepep_v2 builds its environment"
     boundary: ClassVar = vendor.boundaries(
         {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.TRANSFER, Boundary.COPY_OUT},

@@ -89,7 +89,7 @@ class FlashInfer(GpuBackend):
             world_size=point.ep_size,
             rank=shard.rank,
             device=torch.cuda.current_device() if torch.cuda.is_available() else None,
-            process_group=vendor.torch_group(group),
+            process_group=vendor.torch_group(group, "gloo"),
         )
         params = MoEEpCommParams(
             num_experts=point.placement.num_slots,

@@ -39,6 +39,7 @@ class NcclEP(GpuBackend):
     )
     algorithm: ClassVar[str]  # a member of the library's Algorithm
     layout: ClassVar[str]  # a member of its Layout
+    landed_ids: ClassVar[str]  # the torch type that ids arrive as
 
     _library_group: Any = None
     _handle: Any = None
@@ -94,11 +95,11 @@ class NcclEP(GpuBackend):
         self._most = max(1, point.max_tokens_per_rank)
         self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, torch.int64)
         self._free_bytes = _free_bytes()
-        self._communicator = get_nccl_comm_from_group(vendor.torch_group(group))
+        self._communicator = get_nccl_comm_from_group(vendor.torch_group(group, "gloo"))
         self._library_group = ep.Group.create(self._communicator, self._config(point))
         self._make_tensors(point)
         self._handle = self._library_group.create_handle(
-            getattr(ep.Layout, self.layout), self._given[0]["ids"], layout_info=self._routing_info(), stream=_stream()
+            getattr(ep.Layout, self.layout), self._given[0]["ids"], layout_info=self._routing_info(), stream=stream()
         )
         vendor.synchronize()
         self._held_bytes = max(0, self._free_bytes - _free_bytes())
@@ -128,7 +129,7 @@ class NcclEP(GpuBackend):
         tensor = self._ep.Tensor
         self._rows = zeros(*shape, hidden, dtype=value_dtype(point.dispatch_format))
         self._scales = zeros(*shape, size.scale_bytes // 4, dtype=torch.float32) if size.scale_bytes else None
-        self._ids = zeros(*shape, top_k, dtype=torch.int64)
+        self._ids = zeros(*shape, top_k, dtype=getattr(torch, self.landed_ids))
         self._weights = zeros(*shape, top_k, dtype=torch.float32)
         self._counts = zeros(point.ep_size if len(shape) == 2 else 1, dtype=torch.int32)
         self._partials = [zeros(*shape, hidden) for _ in self._inputs]
@@ -162,7 +163,7 @@ class NcclEP(GpuBackend):
         return None
 
     def _landing_info(self) -> Any:
-        """What `dispatch` is told to leave."""
+        """What `dispatch` is told to leave; None for the throughput algorithm."""
         return None
 
     def refill_ranks(self, set_index: int, batches: Sequence[Batch]) -> None:
@@ -172,11 +173,12 @@ class NcclEP(GpuBackend):
 
     def dispatch(self, set_index: int) -> None:
         """See `Backend`."""
-        given, stream = self._given[set_index], _stream()
-        self._handle.update(given["ids"], layout_info=self._routing_info(), stream=stream)
+        given, current = self._given[set_index], stream()
+        self._handle.update(given["ids"], layout_info=self._routing_info(), stream=current)
         self._handle.dispatch(
-            given["inputs"], self._landing, layout_info=self._landing_info(), config=self._how, stream=stream
+            given["inputs"], self._landing, layout_info=self._landing_info(), config=self._how, stream=current
         )
+        self._handle.complete(stream=current)
 
     @abstractmethod
     def _arrived(self) -> "tuple[Tensor, Tensor | None]":
@@ -216,7 +218,7 @@ class NcclEP(GpuBackend):
     def combine(self, set_index: int) -> None:
         """See `Backend`."""
         given = self._given[set_index]
-        self._handle.combine(given["partials"], given["sums"], stream=_stream())
+        self._handle.combine(given["partials"], given["sums"], stream=stream())
 
     def combined_ranks(self, set_index: int) -> "list[Tensor]":
         """See `GpuBackend`."""
@@ -263,7 +265,7 @@ class NcclEPLowLatency(NcclEP):
     """LL, rows by source rank; the layout that TensorRT-LLM takes."""
 
     name = "nccl_ep"
-    algorithm, layout = "LOW_LATENCY", "RANK_MAJOR"
+    algorithm, layout, landed_ids = "LOW_LATENCY", "RANK_MAJOR", "int32"
 
     def limits(self, point: Point) -> list[str]:
         """See `NcclEP`."""
@@ -289,7 +291,8 @@ class NcclEPLowLatency(NcclEP):
         return source * self._most + within, source
 
 
-def _stream() -> int:
+def stream() -> int:
+    """The current one, as the library takes it."""
     import torch
 
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0

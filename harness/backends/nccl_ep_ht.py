@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from epcross.harness.backends.nccl_ep import NcclEP
+from epcross.harness.backends.nccl_ep import NcclEP, stream
 from epcross.harness.point import Point
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ class NcclEPHighThroughput(NcclEP):
     """HT, flat, worst-case receive tensors."""
 
     name = "nccl_ep_ht"
-    algorithm, layout = "HIGH_THROUGHPUT", "FLAT"
+    algorithm, layout, landed_ids = "HIGH_THROUGHPUT", "FLAT", "int64"
 
     def limits(self, point: Point) -> list[str]:
         """See `NcclEP`."""
@@ -26,6 +26,11 @@ class NcclEPHighThroughput(NcclEP):
     def landing_shape(self, point: Point) -> tuple[int, ...]:
         """See `NcclEP`."""
         return (max(1, point.max_tokens_per_rank) * point.ep_size,)
+
+    def combine(self, set_index: int) -> None:
+        """See `Backend`."""
+        super().combine(set_index)
+        self._handle.complete(stream=stream())
 
     def _routing_info(self) -> Any:
         kind = self._ep.ExpertIdKind.LOCAL

@@ -17,7 +17,7 @@ from epcross.harness.terms import Boundary, Phase, RowFormat, Sharing
 
 _NCCL = re.compile(r"/libnccl\.so[.\d]*$")
 _NCCL_NAMES_PARTS = 10_000  # a version is 10000 major + 100 minor + patch, since 2.9
-_groups: "WeakKeyDictionary[Group, Any]" = WeakKeyDictionary()
+_groups: "WeakKeyDictionary[Group, dict[str, Any]]" = WeakKeyDictionary()
 
 
 def device() -> str:
@@ -42,12 +42,15 @@ def capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def torch_group(group: Group) -> Any:
-    """The torch group of these ranks that moves tensors on `device()`: NCCL's, or gloo's on the CPU. Collective the
-    first time; one for all points of a process group, as a communicator takes a second and memory to make."""
-    if group not in _groups:
-        _groups[group] = group.torch("gloo" if device() == "cpu" else "nccl")
-    return _groups[group]
+def torch_group(group: Group, backend: str = "nccl") -> Any:
+    """A torch group of these ranks. Collective the first time; one for all points of a process group, as a communicator
+    takes a second and memory to make. `backend` is gloo for a library that only has objects gathered over it: NCCL's
+    group may refuse what the library itself does not, such as two ranks on a GPU. On the CPU it is always gloo."""
+    backend = "gloo" if device() == "cpu" else backend
+    made = _groups.setdefault(group, {})
+    if backend not in made:
+        made[backend] = group.torch(backend)
+    return made[backend]
 
 
 def no_gpu(least: tuple[int, int] = (0, 0)) -> str | None:

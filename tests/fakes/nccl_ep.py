@@ -101,6 +101,7 @@ class Handle:
         given = self.group.exchange(copied)
         into = outputs.tokens.buffer.flatten(0, -2)
         ids, of_weights = outputs.topk_idx.buffer.flatten(0, -2), outputs.topk_weights.buffer.flatten(0, -2)
+        assert ids.dtype is (torch.int32 if self.layout is Layout.RANK_MAJOR else torch.int64)
         self.places: dict[tuple[int, int], int] = {}
         pairs = []
         for source, (_, _, _, topk) in enumerate(given):
@@ -123,7 +124,13 @@ class Handle:
                 outputs.scales.buffer.flatten(0, -2)[at] = of_scales[token]
             self.places[source, token] = at
 
+        self.pending = True
+
+    def complete(self, *, stream):
+        self.pending = False
+
     def combine(self, inputs, outputs, *, stream):
+        assert not self.pending
         topk = self.topk
         given = self.group.exchange((inputs.tokens.buffer.flatten(0, -2).clone(), self.places))
         out = outputs.tokens.buffer

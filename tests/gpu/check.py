@@ -18,6 +18,7 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
+    resume      goes on with the runs of baselines that lie in FOLDER/runs, as on a machine lent anew
 
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
 that `make env-NAME` built. Without --steps: facts, tests, smoke, check.
@@ -83,11 +84,12 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "entry": [sweep("onesided_h200_entry")],
         "processes": [sweep("onesided_mps")],
         "nvlink": [sweep("onesided_nvlink")],
-        "peers": [[*epcross, "backends"], sweep("baselines_smoke")],
+        "peers": [[*epcross, "backends"], sweep("baselines_smoke", "timing.wall_limit_s=100")],
         "peers_check": [[*epcross, "check", f"backend={name}", "ep_size=2", "device=cuda"] for name in PEERS],
-        "peers_nvlink": [sweep("baselines_nvlink", "regime=steady")],
-        "peers_entry": [sweep("baselines_nvlink", "regime=entry")],
+        "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
+        "peers_entry": [sweep("baselines_nvlink", "regime=entry", "timing.wall_limit_s=120")],
         "peers_mps": [sweep("baselines_mps")],
+        "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-baselines_*"))],
     }
 
 
@@ -140,7 +142,7 @@ def main() -> int:
         parser.error(f"unknown step {unknown[0]}; choose from {', '.join(known)}")
     codes = {}
     for step in steps:
-        codes[step] = max(run(step, command, out / f"{step}.log", given.limit_s) for command in known[step])
+        codes[step] = max((run(step, c, out / f"{step}.log", given.limit_s) for c in known[step]), default=0)
         pack(out)
     sys.stdout.write("".join(f"{step:12} {'ok' if code == 0 else f'exit {code}'}\n" for step, code in codes.items()))
     return 1 if any(codes.values()) else 0
