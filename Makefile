@@ -136,7 +136,7 @@ format: $(TOOLS) ## apply ruff's fixes and formatting
 	@$(BIN)/ruff format
 
 prebuild: nvrtc ## compile the GPU kernels for every architecture, or those in ARCH=... (needs no GPU)
-	@$(BIN)/python -m epcross.kernels.onesided.jit $(ARCH)
+	@$(BIN)/python -m epcross.kernels.onesided.prebuild $(ARCH)
 
 nvrtc: $(NVRTC) ## add the compiler of the GPU kernels (needs no GPU)
 
