@@ -36,6 +36,7 @@ export PYTHONNOUSERSITE := 1
 hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 CORE := $(VENV)/core-$(call hash,locks/build.lock locks/core.lock pyproject.toml)
 TOOLS := $(VENV)/tools-$(call hash,locks/build.lock locks/core.lock locks/test.lock pyproject.toml)
+NVRTC := $(VENV)/nvrtc-$(call hash,locks/nvrtc.lock)
 PIP = $(BIN)/python -m pip install --quiet --no-input
 
 # `alone` tests start process groups or measure time; the rest share the cores.
@@ -46,12 +47,12 @@ version = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null)
 ifneq ($(filter command environment,$(origin PYTHON)),)
 ifneq ($(wildcard $(BIN)/python),)
 ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
-.PHONY: $(BIN)/python $(CORE) $(TOOLS)
+.PHONY: $(BIN)/python $(CORE) $(TOOLS) $(NVRTC)
 endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow prove bench notebooks notebooks-sync evidence lint format torch lock clean
+.PHONY: help quickstart setup kernels prebuild test test-slow prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,7 +81,7 @@ $(BIN)/python:
 # setuptools first, from its own lock: the source-only dependency is then built with it rather than with a fresh download.
 $(CORE): | $(BIN)/python
 	@echo "Installing locks/core.lock into $(VENV)"
-	@rm -f $(VENV)/core-* $(VENV)/tools-*
+	@rm -f $(VENV)/core-* $(VENV)/tools-* $(VENV)/nvrtc-*
 	@$(PIP) --require-hashes -r locks/build.lock
 	@$(PIP) --require-hashes --no-build-isolation -r locks/core.lock
 	@$(PIP) --no-deps --no-build-isolation --editable .
@@ -131,6 +132,17 @@ format: $(TOOLS) ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
+prebuild: nvrtc ## compile the GPU kernels for every architecture, or those in ARCH=... (needs no GPU)
+	@$(BIN)/python -m epcross.kernels.onesided.jit $(ARCH)
+
+nvrtc: $(NVRTC) ## add the compiler of the GPU kernels (needs no GPU)
+
+$(NVRTC): $(CORE)
+	@echo "Installing locks/nvrtc.lock into $(VENV)"
+	@rm -f $(VENV)/nvrtc-*
+	@$(PIP) --require-hashes -r locks/nvrtc.lock
+	@touch $@
+
 torch: $(CORE) ## add CPU torch, for the gloo baseline (TORCH=2.13.0, TORCH_PIP=pip's index options)
 	@$(PIP) $(TORCH_PIP) torch==$(TORCH)
 
@@ -141,7 +153,8 @@ lock: ## write the locks anew from pyproject.toml (needs uv)
 	export UV_CUSTOM_COMPILE_COMMAND='make lock'; \
 	$$lock locks/build.in -o locks/build.lock; \
 	$$lock -c locks/build.lock pyproject.toml -o locks/core.lock; \
-	$$lock -c locks/core.lock --extra test --extra lint --extra notebooks pyproject.toml -o locks/test.lock
+	$$lock -c locks/core.lock --extra test --extra lint --extra notebooks pyproject.toml -o locks/test.lock; \
+	$$lock -c locks/core.lock locks/nvrtc.in -o locks/nvrtc.lock
 
 clean: ## remove .venv and with it every cache
 	@rm -rf $(VENV) src/epcross.egg-info build dist

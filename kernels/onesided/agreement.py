@@ -122,7 +122,7 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
             layouts = {protocol: layout(protocol, shape) for protocol in protocols}
         if not problems:
             kernels = Kernels(device, protocols, len(ranks), options)
-    except (ValueError, EpcrossError) as error:
+    except (ValueError, EpcrossError, RuntimeError) as error:  # RuntimeError: torch's, of a GPU that cannot be used
         problems.append(str(error))
     wanted_bytes = bytes_per_rank(layouts) if layouts else 0
     names = ("num_experts", "top_k", "hidden", "max_tokens_per_rank", "dispatch_format", "protocol")

@@ -224,6 +224,7 @@ class Workspaces:
 
         Raises:
             NotOneDomain: the memory cannot be mapped.
+            DoesNotFit: it was taken meanwhile.
         """
         import torch
 
@@ -231,7 +232,14 @@ class Workspaces:
         self._handle: Any = None
         total = bytes_per_rank * local_ranks
         if group is None or transport is Transport.LOCAL:
-            flat = torch.empty(total, dtype=torch.uint8, device=device)
+            try:
+                flat = torch.empty(total, dtype=torch.uint8, device=device)
+            except torch.OutOfMemoryError as error:  # taken by another process since it was free
+                free = torch.cuda.mem_get_info(device)[0]
+                raise DoesNotFit(
+                    f"the workspaces take {total} bytes and {free} bytes are free: lower "
+                    "max_tokens_per_rank, or free memory"
+                ) from error
             bases = [flat.data_ptr()]
         else:
             from torch.distributed import _symmetric_memory

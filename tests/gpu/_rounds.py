@@ -142,7 +142,7 @@ def play(exchange: OneSidedAllToAll, inputs: Inputs, slot_rank: Tensor) -> None:
     several = exchange.local_ranks > 1  # else the exchange leaves the dimension of local ranks out
     arrived = dispatched.arrived() if several else dispatched.arrived()[None]
     landing, buffer = dispatched.landing(), exchange.combine_buffer()
-    assert dispatched.source_tokens().view(-1).tolist() == inputs.counts * exchange.local_ranks
+    assert dispatched.source_tokens().flatten().tolist() == inputs.counts * exchange.local_ranks
     tokens = inputs.ids.shape[1]
     assert not arrived[..., tokens:].any()
     assert torch.equal(arrived[..., :tokens], sent.permute(2, 0, 1)[own(exchange)]), "who sent what to whom"

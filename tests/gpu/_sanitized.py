@@ -25,11 +25,11 @@ def main() -> None:
             )
             exchange = case.exchange(timeout_s=300, num_sms=16)
             used = set()
-            for seed, counts in enumerate(([2, 0, 1], [3], [200, 7], [0])):
+            for seed, counts in enumerate(([2, 0, 1], [3], [30, 1], [200, 7], [0])):
                 of_ranks = [counts[rank % len(counts)] for rank in range(ep_size)]
                 play(exchange, make_inputs(case, of_ranks, seed, reserved=True), case.linear())
                 used |= {kernel["name"].rpartition("_")[2] for kernel in exchange.describe()["kernels"].values()}
-            assert used == {"narrow", "wide"}
+            assert used == {"narrow", "mid", "wide"}
             exchange.close()
 
 

@@ -178,7 +178,7 @@ def test_few_blocks_serve_many_tokens(protocol: str, programmatic_launch: bool) 
     exchange = case.exchange(num_sms=2, programmatic_launch=programmatic_launch)
     try:
         for kernel in exchange.describe()["kernels"].values():
-            assert kernel["blocks"] == 8, "one of each role for each rank"
+            assert 8 <= kernel["blocks"] <= 2 * 16, "a block of each role for each rank, and what two SMs hold"
         for seed, tokens in enumerate((300, 1, 299)):
             play(exchange, make_inputs(case, [tokens] * 4, seed), case.linear())
     finally:

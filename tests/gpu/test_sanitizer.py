@@ -24,6 +24,7 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
     # torch's cache would hide what lies just past an allocation
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     options = ["--tool", tool, f"--error-exitcode={WRONG}", "--kernel-name-exclude", "kns=at::"]
+    options += ["--report-api-errors", "no"]  # cuda.bindings asks the driver for functions that older ones lack
     command = [sanitizer, *options, sys.executable, str(PROGRAM)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540, check=False)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]

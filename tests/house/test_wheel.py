@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGED = {".py", ".yaml", ".cpp", ".hpp", ".cuh", ".csv", ".j2", ".pml"}
+PACKAGED = {".py", ".yaml", ".cpp", ".hpp", ".cu", ".cuh", ".csv", ".j2", ".pml"}
 FOLDERS = {
     "harness": "harness",
     "kernels": "kernels",

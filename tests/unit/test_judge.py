@@ -106,7 +106,7 @@ def test_open_factors_are_judged_each_and_the_verdict_says_for_which_it_holds(tm
     assert "it depends: " in found.reason
     assert "inside for regime=steady" in found.reason
     assert "outside for regime=entry" in found.reason
-    assert "left open and not measured: " in found.reason
+    assert "Left open and not measured: " in found.reason
     assert "routing perfect" in found.reason
     assert "dispatch_format fp8" in found.reason
     assert {str(one.factors["regime"]) for one in found.readings} == {"steady", "entry"}
@@ -116,7 +116,7 @@ def test_open_factors_are_judged_each_and_the_verdict_says_for_which_it_holds(tm
 
 def test_relative_claims_hold_on_any_system_and_say_which(tmp_path: Path) -> None:
     rows = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(2.0)})
-    assert "on NVIDIA H200, where the source has Blackwell" in verdict_of(book_of("P01", **RATIO), rows).reason
+    assert "On NVIDIA H200, where the source has Blackwell" in verdict_of(book_of("P01", **RATIO), rows).reason
     own = rows.assign(product="NVIDIA GB200")
     assert "where the source has" not in verdict_of(book_of("P01", **RATIO), own).reason
 
@@ -127,7 +127,7 @@ def test_absolute_claims_need_the_named_hardware(tmp_path: Path) -> None:
     assert here.verdict is Verdict.INSIDE
     elsewhere = verdict_of(book_of("D01"), rows.assign(product="NVIDIA H100 80GB HBM3"), way=Way.REPRODUCES)
     assert elsewhere.verdict is Verdict.NOT_COMPARABLE
-    assert "measured at product NVIDIA H100 80GB HBM3, not at H200" in elsewhere.reason
+    assert "measured on NVIDIA H100 80GB HBM3, not on H200, and the claim is absolute" in elsewhere.reason
     for product in ("NVIDIA GH200 480GB", "NVIDIA H100, NVIDIA H200", "no GPU", "GPU not reported"):
         found = verdict_of(book_of("D01"), rows.assign(product=product), way=Way.REPRODUCES)
         assert found.verdict is Verdict.NOT_COMPARABLE, product
@@ -202,6 +202,16 @@ def test_a_ratio_on_other_token_ids_is_not_comparable(tmp_path: Path) -> None:
     found = verdict_of(book_of("P01", **RATIO), wrong)
     assert found.verdict is Verdict.NOT_COMPARABLE
     assert "other token ids at 32 tokens" in found.reason
+
+
+def test_a_graph_against_a_loop_is_said(tmp_path: Path) -> None:
+    rows = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(2.0)})
+    issued = np.where(rows["backend"] == "deepep_ll", "eager", "graph")
+    found = verdict_of(book_of("P01", **RATIO), rows.assign(enqueued=pd.array(issued, dtype="string")))
+    assert found.verdict is Verdict.INSIDE
+    assert "pairs issued by graph against eager" in found.reason
+    alike = verdict_of(book_of("P01", **RATIO), rows.assign(enqueued="graph"))
+    assert "issued" not in alike.reason
 
 
 def test_two_machines_are_two_readings(tmp_path: Path) -> None:

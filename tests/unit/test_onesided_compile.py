@@ -23,7 +23,7 @@ from epcross.kernels.shm.build import find_compiler
 
 needs_nvrtc = pytest.mark.skipif(jit.unavailable() is not None, reason=str(jit.unavailable()))
 
-SPILL_LIMIT_BYTES = 768
+SPILL_LIMIT_BYTES = 128
 """Stores and loads of one kernel together: above that, a change has gone wrong."""
 
 LEAST_BLOCKS = 6
