@@ -53,14 +53,15 @@ class CudaTimer:
         replays = -(-pairs // size)
         run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
-        run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
-        first = device.mark()
-        for _ in range(replays):
-            run()
-        last = device.mark()
-        self._steady_pairs = size * replays
-        period_us = device.elapsed_us(first, last) / self._steady_pairs
-        device.synchronize()
+        with device.range(f"steady {replays} x {size} pairs"):
+            run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
+            first = device.mark()
+            for _ in range(replays):
+                run()
+            last = device.mark()
+            self._steady_pairs = size * replays
+            period_us = device.elapsed_us(first, last) / self._steady_pairs
+            device.synchronize()
         return Series(values_us={Phase.ROUND_TRIP: [period_us]}, starts_ns=[0], pairs=self._steady_pairs)
 
     def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
@@ -163,8 +164,10 @@ class CudaTimer:
 
         run = self._runner(name, iterations, sets, all_of_them)
         self._line_up()
-        run()
-        run()
+        with self._device.range(f"{name} {iterations}"):
+            run()
+            run()
+            self._device.synchronize()
         return list(self._device.stamps_ns(slots * iterations))
 
     def _runner(self, name: str, size: int, sets: int, enqueue: Callable[[], None]) -> Callable[[], None]:
