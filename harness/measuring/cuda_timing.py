@@ -14,6 +14,7 @@ between them are known. Stamps are given on process 0's timer, with that uncerta
 """
 
 import statistics
+import time
 from collections.abc import Callable
 
 from epcross.harness.backends.base import Group
@@ -28,6 +29,9 @@ GRAPH_PAIRS = 200
 INSTRUMENT_ITERATIONS = 64
 HOLD_US = 300.0
 """Longer than Python takes to enqueue one pair and its stamps; only eager series and spans need it."""
+
+PROFILER_SLOWDOWN = 5.0
+"""By how much a profiler may slow the host down, generously."""
 
 SPAN_PAIRS = 32
 """The profiler keeps every kernel; spans need few."""
@@ -130,23 +134,32 @@ class CudaTimer:
         the GPU is held until the host has enqueued them."""
         device = self._device
 
-        def run() -> None:
-            device.hold(HOLD_US * pairs)
+        def enqueue() -> None:
             for i in range(pairs):
-                for phase, call in (
-                    (Phase.DISPATCH, pair.dispatch),
-                    (None, pair.experts),
-                    (Phase.COMBINE, pair.combine),
-                ):
-                    if phase is None:
-                        call(i % sets)
-                        continue
-                    with device.range(range_name(phase, i)):
-                        call(i % sets)
-            device.synchronize()
+                with device.range(range_name(Phase.DISPATCH, i)):
+                    pair.dispatch(i % sets)
+                pair.experts(i % sets)
+                with device.range(range_name(Phase.COMBINE, i)):
+                    pair.combine(i % sets)
 
+        def held(hold_us: float) -> Callable[[], None]:
+            def run() -> None:
+                device.hold(hold_us)
+                enqueue()
+                device.synchronize()
+
+            return run
+
+        hold_us = HOLD_US * pairs
         self._line_up()
-        seen = device.kernel_spans(run)
+        device.kernel_spans(held(hold_us))  # the profiler's own start, and kernels that are loaded when first called
+        self._line_up()
+        begin = time.perf_counter()
+        enqueue()
+        took_us = (time.perf_counter() - begin) * 1e6
+        hold_us = max(hold_us, PROFILER_SLOWDOWN * took_us)
+        self._line_up()
+        seen = device.kernel_spans(held(hold_us))
         return Series(
             values_us={phase: phase_spans(seen, phase, pairs) for phase in (Phase.DISPATCH, Phase.COMBINE)},
             starts_ns=[0],
