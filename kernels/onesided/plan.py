@@ -17,14 +17,14 @@ BLOCK_THREADS = 128
 PER_LANE = {"narrow": 1, "mid": 2, "wide": 4}
 """Vectors that a lane moves at a time, by variant."""
 
-VARIANTS = {
+VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.SENTINEL: (
         (64, "narrow", "narrow"),
         (320, "mid", "narrow"),
         (1500, "wide", "mid"),
         (None, "wide", "wide"),
     ),
-    Protocol.FENCE: ((64, "narrow", "narrow"), (320, "mid", "narrow"), (1500, "wide", "mid"), (None, "wide", "wide")),
+    Protocol.FENCE: ((64, "narrow", "narrow"), (320, "mid", "narrow"), (30000, "wide", "mid"), (None, "wide", "wide")),
 }
 """Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
 warps that move more each beat many: a kernel ends when the stores of every multiprocessor are acknowledged."""
