@@ -34,9 +34,13 @@ def command(overrides: tuple[str, ...], config_dirs: tuple[Path, ...], as_json: 
     Example: epcross plan sweep=quickstart model=qwen3_235b tokens_per_rank=1,8,32
     """
     from epcross.harness.planning.estimate import free_shm_bytes, needs
-    from epcross.harness.planning.plan import build
+    from epcross.harness.planning.plan import SLURM, build
 
     plan = build(overrides, config_dirs)
+    if plan.launcher.name == SLURM:
+        from epcross.harness.slurm.plan_view import show
+
+        return show(plan, as_json, _print_points)
     need, free_bytes = needs(plan), free_shm_bytes()
     if as_json:
         document = {
@@ -45,22 +49,14 @@ def command(overrides: tuple[str, ...], config_dirs: tuple[Path, ...], as_json: 
             "shm_free_bytes": free_bytes,
         }
         click.echo(json.dumps(document))
-        return
+        return None
     _print(plan, need, free_bytes)
+    return None
 
 
 def _print(plan: "Plan", need: tuple["Need", ...], free_bytes: int | None) -> None:
+    _print_points(plan)
     out = console()
-    out.print(Text(f"{plan.sweep}: {plan.description}"))
-    if plan.points:
-        out.print(_points_table(plan.points))
-    timing = plan.timing
-    out.print(
-        f"{len(plan.points)} points, {len(plan.impossible)} of them impossible; each possible one "
-        f"{timing.launches} launches x {timing.seeds} seeds x {timing.chains} chains"
-    )
-    if plan.impossible:
-        out.print(_impossible_table(plan))
     out.print(_jobs_table(plan, need))
     out.print(f"Time in all about {duration(sum(job.time_s for job in need))}; results go to {plan.output_dir}")
     most = max((job.shm_bytes for job in need), default=0)
@@ -73,6 +69,20 @@ def _print(plan: "Plan", need: tuple["Need", ...], free_bytes: int | None) -> No
         )
     else:
         out.print(f"/dev/shm: {size(most)} needed at most, {size(free_bytes)} free.")
+
+
+def _print_points(plan: "Plan") -> None:
+    out = console()
+    out.print(Text(f"{plan.sweep}: {plan.description}"))
+    if plan.points:
+        out.print(_points_table(plan.points))
+    timing = plan.timing
+    out.print(
+        f"{len(plan.points)} points, {len(plan.impossible)} of them impossible; each possible one "
+        f"{timing.launches} launches x {timing.seeds} seeds x {timing.chains} chains"
+    )
+    if plan.impossible:
+        out.print(_impossible_table(plan))
 
 
 def _points_table(points: tuple["Point", ...]) -> Table:

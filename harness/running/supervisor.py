@@ -27,7 +27,17 @@ from epcross.harness.running.rendezvous import Abort, Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.schedule import not_again
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
-from epcross.harness.running.watch import CANCELLED, FAIL_FAST, OUT_OF_TIME, Aborted, Ended, Said, Stopped, Watch
+from epcross.harness.running.watch import (
+    CANCELLED,
+    FAIL_FAST,
+    OUT_OF_TIME,
+    PREEMPTED,
+    Aborted,
+    Ended,
+    Said,
+    Stopped,
+    Watch,
+)
 from epcross.harness.terms import Flag, Stage, Status
 
 MEET_MARGIN_S = 30.0  # supervisors of a unit finish within its limits and this
@@ -37,8 +47,14 @@ SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
 LEAVE_S = 3.0
 STARTS_IN_A_ROW = 2  # failed starts after which a turn is given up
 
-EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_CANCELLED = 0, 1, 3, 4, 5, 130
-_EXITS = {CANCELLED: EXIT_CANCELLED, FAIL_FAST: EXIT_FAIL_FAST, OUT_OF_TIME: EXIT_OUT_OF_TIME, "error": EXIT_ERROR}
+EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_PREEMPTED, EXIT_CANCELLED = 0, 1, 3, 4, 5, 6, 130
+_EXITS = {
+    CANCELLED: EXIT_CANCELLED,
+    FAIL_FAST: EXIT_FAIL_FAST,
+    OUT_OF_TIME: EXIT_OUT_OF_TIME,
+    PREEMPTED: EXIT_PREEMPTED,
+    "error": EXIT_ERROR,
+}
 
 
 class Supervisor:
@@ -46,10 +62,11 @@ class Supervisor:
 
     def __init__(self, job: Job, rank: int, address: Address, recorder: Recorder | None) -> None:
         self.job, self.rank, self.recorder = job, rank, recorder
-        self.place: RankPlace = place(rank, job.ep_size)
+        seat = job.seat(rank)
+        self.place: RankPlace = place(seat.local_rank, seat.local_size)
         if job.profile:
             self.place = replace(self.place, flags=(*self.place.flags, Flag.PROFILED))
-        self.watch = Watch(address, rank)
+        self.watch = Watch(address, rank, in_batch=job.in_batch)
         self.failed = dict(job.failed)
         self.unavailable: dict[str, Verdict] = {}
         self._child: Child | None = None
@@ -223,6 +240,7 @@ class Supervisor:
             "context": asdict(self.job.context),
             "core": self.place.core,
             "flags": [str(flag) for flag in self.place.flags],
+            "in_batch": self.job.in_batch,
             "rank": self.rank,
             "scope": self._scope,
             "shared_name": self._shared_name,
@@ -283,6 +301,7 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     """Run one rank of a job; the exit status says how it ended."""
     job_path, rank = Path(arguments[0]), int(arguments[1])
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the watch hears it: a scheduler may send it at any moment
     if len(arguments) > 2:
         die_with_parent(int(arguments[2]), signal.SIGTERM)
     adopt_orphans()  # so that nothing a worker leaves behind escapes
@@ -293,7 +312,7 @@ def main(arguments: list[str]) -> int:
     try:
         if rank == 0:
             recorder = Recorder(job)
-            server = StoreServer(token=new_token())
+            server = StoreServer(token=new_token(), host=job.listen)
             server.address.publish(meeting_place)
         address = Address.discover(meeting_place, RENDEZVOUS_LIMIT_S)
         Supervisor(job, rank, address, recorder).run()

@@ -1,0 +1,237 @@
+"""What submitit runs on each rank of an allocation: find the other ranks, agree on what is left, run a supervisor.
+
+Everything that a start needs to know is in the run folder, so a job that Slurm requeues, after a time limit, a
+preemption or the loss of a node, simply starts again: units that are stored are not measured twice, the one in flight is.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from signal import SIGINT
+from typing import Any
+
+from epcross.harness.errors import EpcrossError
+from epcross.harness.running.group import StoreGroup
+from epcross.harness.running.job import Job
+from epcross.harness.running.launch import End, RankProcess
+from epcross.harness.running.rendezvous import Address, new_token
+from epcross.harness.running.rendezvous_server import StoreServer
+from epcross.harness.running.seat import Seat
+from epcross.harness.running.session import CANCEL_FILE
+from epcross.harness.running.supervisor import EXIT_CANCELLED, EXIT_DONE, EXIT_FAIL_FAST, EXIT_PREEMPTED
+
+START_LIMIT_S = 900.0  # from the first task to the last: a node may have to fetch its container
+PREBUILD_LIMIT_S = 1000.0
+CANCEL_LIMIT_S = 10.0
+REQUEUE_LIMIT_S = 300.0  # a start that was told to end waits so long for its end
+POLL_S = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class RankTask:
+    """One rank of one piece of a run; a plain value, since submitit pickles it."""
+
+    run: str
+    piece: str
+    fail_fast: bool = False
+
+    def __call__(self) -> str:
+        """Take part until the piece is done; returns how it ended."""
+        from submitit import JobEnvironment
+
+        environment = JobEnvironment()
+        restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        start = Start(
+            job_id=environment.job_id,
+            restart=restart,
+            rank=environment.global_rank,
+            size=environment.num_tasks,
+            local_rank=environment.local_rank,
+            nodes=tuple(environment.hostnames),
+            node=os.environ.get("SLURMD_NODENAME") or environment.hostname,
+            gpus=tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))),
+        )
+        return take_part(self, start)
+
+    def checkpoint(self) -> Any:
+        """What submitit queues again when Slurm warns of the end: the same, since all state is in the run folder."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start of one rank, as Slurm describes it."""
+
+    job_id: str
+    restart: int
+    rank: int
+    size: int
+    local_rank: int
+    nodes: tuple[str, ...]
+    node: str
+    gpus: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Names this start of the job, and no other."""
+        return f"{self.job_id}.{self.restart}"
+
+
+def take_part(task: RankTask, start: Start) -> str:
+    """One rank from its first to its last moment.
+
+    Raises:
+        EpcrossError: the piece cannot go on; the reason is in its notes as well.
+    """
+    from epcross.harness.slurm.allocation import Allocation  # reads results, hence numpy
+
+    run = Path(task.run)
+    meeting_place = run / "jobs" / f"{task.piece}-{start.name}.meeting"
+    with contextlib.ExitStack() as stack:
+        if start.rank == 0:
+            server = stack.enter_context(StoreServer(token=new_token(), host=own_address(start)))
+            server.address.publish(meeting_place)
+        address = Address.discover(meeting_place, START_LIMIT_S)
+        group = stack.enter_context(
+            StoreGroup(
+                address,
+                scope="tasks",
+                rank=start.rank,
+                size=start.size,
+                shared_name="tasks",
+                timeout_s=START_LIMIT_S,
+            )
+        )
+        seats = seated(_gathered(group, own_seat(start).to_json()))
+        allocation = Allocation(task, start, seats, address.host) if start.rank == 0 else None
+        try:
+            job_file = _agree(group, start, seats, allocation)
+            if job_file is None:
+                end = End.DONE
+            else:
+                end = _supervise(run, start, Path(job_file))
+        except Exception as error:
+            if allocation:
+                allocation.note_end(End.FAILED, str(error))
+            raise
+        if allocation:
+            allocation.note_end(end)
+        return str(end)
+
+
+def _agree(group: StoreGroup, start: Start, seats: Sequence[Seat], allocation: Any) -> str | None:
+    """The file of the job that all ranks run; None if nothing is left. Compilers run once on each node."""
+    from epcross.harness.slurm.allocation import prepare_node
+
+    orders = _told(group, (lambda: allocation.orders()) if allocation else None)
+    leads = seats[start.rank].local_rank == 0
+    problem, unbuilt = prepare_node(orders, start.node) if leads else (None, {})
+    answers = _gathered(group, {"problem": problem, "unbuilt": unbuilt}, PREBUILD_LIMIT_S)
+    problems = list(dict.fromkeys(answer["problem"] for answer in answers if answer["problem"]))
+    if problems:
+        raise EpcrossError("; ".join(problems))
+    failures = {name: reason for answer in answers for name, reason in answer["unbuilt"].items()}
+    return _told(group, (lambda: allocation.job_file(failures)) if allocation else None)
+
+
+def _supervise(run: Path, start: Start, job_file: Path) -> End:
+    """Run this rank's supervisor to its end."""
+    job = Job.read(job_file)
+    cancel = run / CANCEL_FILE
+    process = RankProcess(job, job_file, start.rank)
+    kill_at = float("inf")
+    try:
+        while process.alive and time.monotonic() < kill_at:
+            process.wait(POLL_S)
+            if start.rank == 0 and kill_at == float("inf") and cancel.exists():
+                process.signal(SIGINT)  # ends it on all ranks, in order
+                kill_at = time.monotonic() + CANCEL_LIMIT_S
+    finally:
+        process.end()
+    match process.code:
+        case code if code == EXIT_DONE:
+            return End.DONE
+        case code if code == EXIT_FAIL_FAST:
+            return End.FAIL_FAST
+        case code if code == EXIT_CANCELLED or kill_at < float("inf"):
+            return End.CANCELLED
+        case code if code == EXIT_PREEMPTED:
+            _await_the_end(cancel)
+            return End.CANCELLED
+    raise EpcrossError(process.last_words())
+
+
+def _await_the_end(cancel: Path) -> None:
+    """Slurm has said that it ends this start. To end first would be to end the job, and Slurm would not requeue it."""
+    deadline = time.monotonic() + REQUEUE_LIMIT_S
+    while time.monotonic() < deadline:
+        if cancel.exists():
+            return
+        time.sleep(POLL_S)
+    raise EpcrossError(f"told to end by a signal, and nobody ended or requeued the job within {REQUEUE_LIMIT_S:g} s")
+
+
+def own_seat(start: Start) -> Seat:
+    """This rank's seat as far as it knows; the others tell how many share the node."""
+    return Seat(
+        rank=start.rank,
+        node=start.node,
+        local_rank=start.local_rank,
+        local_size=0,
+        host=socket.gethostname(),
+        gpus=start.gpus,
+        domain=start.node,
+    )
+
+
+def seated(found: Sequence[Mapping[str, Any]]) -> tuple[Seat, ...]:
+    """The rank map, from what every rank says of itself."""
+    seats = [Seat.from_json(seat) for seat in found]
+    count = Counter(seat.node for seat in seats)
+    return tuple(replace(seat, local_size=count[seat.node]) for seat in seats)
+
+
+def own_address(start: Start) -> str:
+    """The address at which the other nodes reach this one: the one from which it reaches them. Nothing is sent.
+
+    Raises:
+        EpcrossError: no other node's name can be resolved.
+    """
+    peers = [node for node in start.nodes if node != start.node]
+    if not peers:
+        return "127.0.0.1"
+    for peer in peers:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))
+            return probe.getsockname()[0]
+    raise EpcrossError(
+        f"{start.node} cannot reach {', '.join(peers)}: their names do not resolve there. Slurm's node names must be "
+        "known to every node (DNS or /etc/hosts)"
+    )
+
+
+def _gathered(group: StoreGroup, value: Any, timeout_s: float | None = None) -> list[Any]:
+    """Every rank's value, in rank order."""
+    return [json.loads(data) for data in group.all_gather(json.dumps(value).encode(), timeout_s)]
+
+
+def _told(group: StoreGroup, make: Any) -> Any:
+    """What rank 0 makes, on all ranks; what keeps it from making it ends all of them with the same words."""
+    message: dict[str, Any] = {}
+    if make is not None:
+        try:
+            message = {"value": make()}
+        except EpcrossError as error:
+            message = {"error": str(error)}
+    message = _gathered(group, message)[0]
+    if "error" in message:
+        raise EpcrossError(message["error"])
+    return message["value"]
