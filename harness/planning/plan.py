@@ -22,7 +22,7 @@ from epcross.harness.terms import Domain, Regime, Scope, Sharing, Status
 SLURM = "slurm"
 """The launcher that hands the jobs of a plan to Slurm; every other starts them on this host."""
 
-__all__ = ["SLURM", "Impossible", "Job", "Plan", "alone", "build", "point_problems"]
+__all__ = ["SLURM", "Impossible", "Job", "Plan", "alone", "build", "is_slurm_plan", "point_problems"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +167,12 @@ class Plan:
             config=convert(data["config"], Mapping[str, Any]),
             soak=soak,
         )
+
+
+def is_slurm_plan(stored: Mapping[str, Any]) -> bool:
+    """Whether the jobs of a stored plan are Slurm's."""
+    launcher = stored.get("launcher")
+    return isinstance(launcher, Mapping) and launcher.get("name") == SLURM
 
 
 def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Plan:

@@ -47,7 +47,15 @@ SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
 LEAVE_S = 3.0
 STARTS_IN_A_ROW = 2  # failed starts after which a turn is given up
 
-EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_PREEMPTED, EXIT_CANCELLED = 0, 1, 3, 4, 5, 6, 130
+EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_PREEMPTED, EXIT_CANCELLED = (
+    0,
+    1,
+    3,
+    4,
+    5,
+    6,
+    130,
+)
 _EXITS = {
     CANCELLED: EXIT_CANCELLED,
     FAIL_FAST: EXIT_FAIL_FAST,

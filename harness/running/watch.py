@@ -169,11 +169,7 @@ class Watch:
     def _stopped(self, error: GroupError) -> Stopped:
         if isinstance(error, ScopeAborted):
             rank = error.abort.rank
-            lost = (
-                ""
-                if rank is None or error.abort.kind in _NO_ERROR
-                else f"supervisor of rank {rank}: "
-            )
+            lost = "" if rank is None or error.abort.kind in _NO_ERROR else f"supervisor of rank {rank}: "
             return Stopped(error.abort.kind, lost + error.abort.reason)
         return Stopped("lost", f"the supervisor of rank 0 is lost: {error}")
 

@@ -102,7 +102,11 @@ def _piece_view(
         piece=piece,
         job=job,
         state=state,
-        slurm="" if said is None else f"{said.word} ({said.reason})" if said.reason and said.word in PENDING else said.word,
+        slurm=""
+        if said is None
+        else f"{said.word} ({said.reason})"
+        if said.reason and said.word in PENDING
+        else said.word,
         starts=len(starts),
         done=sum(unit[0] in ids for unit in done),
         planned=len(ids) * plan.timing.launches,
@@ -134,7 +138,11 @@ def _judge(
         if ended is not None:
             return PieceState.ENDED, why, resume
         if not starts:
-            return PieceState.PENDING, "Slurm cannot be asked, and no rank has started yet", "ask again from a login host"
+            return (
+                PieceState.PENDING,
+                "Slurm cannot be asked, and no rank has started yet",
+                "ask again from a login host",
+            )
         deadline = datetime.fromisoformat(starts[-1]["time"]) + timedelta(minutes=job.time_min) + AFTER_LIMIT
         if now < deadline:
             return PieceState.RUNNING, f"by its files; Slurm cannot be asked. It must end by {deadline:%H:%M} UTC", ""
@@ -144,5 +152,9 @@ def _judge(
     if said.word in RUNNING:
         return PieceState.RUNNING, "" if starts else f"its ranks have not met yet; {log}", ""
     if said.word == GONE:
-        return PieceState.ENDED, why or f"Slurm no longer knows job {job.job_id}, and its ranks left no word; {log}", resume
+        return (
+            PieceState.ENDED,
+            why or f"Slurm no longer knows job {job.job_id}, and its ranks left no word; {log}",
+            resume,
+        )
     return PieceState.ENDED, f"{said.word}" + (f": {why}" if why else f"; {log}"), resume

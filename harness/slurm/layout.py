@@ -45,9 +45,7 @@ def layout_of(job: Job, cluster: Cluster) -> Layout:
             "cluster, or give cluster.gpus_per_node=N"
         )
     if job.domain is Domain.SHARED_GPU:
-        return Layout(
-            nodes=1, ranks_per_node=job.ep_size, gpus_per_node=1, paid_gpus_per_node=_paid(1, cluster)
-        )
+        return Layout(nodes=1, ranks_per_node=job.ep_size, gpus_per_node=1, paid_gpus_per_node=_paid(1, cluster))
     nodes = _nodes(job, cluster.gpus_per_node)
     if job.scope is Scope.SCALE_UP and nodes > cluster.nodes_per_domain:
         raise Mismatch(
@@ -154,5 +152,3 @@ def _parts(job: Job, most: int) -> Iterator[Job]:
 def _with(job: Job, points: list[Point]) -> Job:
     backends = tuple(name for name in job.backends if any(point.backend == name for point in points))
     return replace(job, points=tuple(points), backends=backends)
-
-

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -25,7 +24,7 @@ from epcross.harness.slurm.submit import job_label, problems
 MOST_SCRIPTS = 4
 """Scripts that are printed; they differ in little. `--json` has all."""
 
-RUN = Path("RUN")
+RUN = "RUN"
 """Stands for the run folder, which has no name yet."""
 
 
@@ -103,7 +102,7 @@ def total_line(plan: Plan, costs: dict[str, Cost]) -> str:
 
 def script_text(plan: Plan, parts: tuple[Piece, ...]) -> str:
     """The script for some pieces, in a run that has no name yet."""
-    return script.text(plan.cluster, parts, job_label("-RUN", parts), RUN / script.FOLDER)
+    return script.text(plan.cluster, parts, job_label(f"-{RUN}", parts), plan.output_dir / RUN / script.FOLDER)
 
 
 def _document(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import ConfigError, EpcrossError, StoreError
-from epcross.harness.planning.plan import SLURM, Plan
+from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.schema import Cluster
 from epcross.harness.running.session import CANCEL_FILE, Session, run_context
 from epcross.harness.slurm import layout, script
@@ -116,12 +116,6 @@ def is_whole(piece: Piece, plan: Plan, done: set[tuple[str, int]]) -> bool:
     if not piece.job.points:  # a floor alone; it is measured again
         return False
     return all((point.point_id, launch) in done for point in piece.job.points for launch in range(plan.timing.launches))
-
-
-def is_slurm_run(run: RunDirectory) -> bool:
-    """Whether the jobs of this run are Slurm's."""
-    launcher = run.plan.get("launcher")
-    return isinstance(launcher, dict) and launcher.get("name") == SLURM
 
 
 def read_jobs(run: RunDirectory) -> list[Submitted]:
