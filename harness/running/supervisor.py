@@ -310,10 +310,11 @@ def main(arguments: list[str]) -> int:
     """Run one rank of a job; the exit status says how it ended."""
     job_path, rank = Path(arguments[0]), int(arguments[1])
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the watch hears it: a scheduler may send it at any moment
-    if len(arguments) > 2:
-        die_with_parent(int(arguments[2]), signal.SIGTERM)
-    adopt_orphans()  # so that nothing a worker leaves behind escapes
     job = Job.read(job_path)
+    if len(arguments) > 2:
+        # in a batch job SIGTERM is the scheduler's word; the loss of a task has to be noticed as a loss
+        die_with_parent(int(arguments[2]), signal.SIGKILL if job.in_batch else signal.SIGTERM)
+    adopt_orphans()  # so that nothing a worker leaves behind escapes
     meeting_place = job_path.with_suffix(".address")
     server: StoreServer | None = None
     recorder: Recorder | None = None

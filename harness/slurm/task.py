@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from signal import SIGINT
+from signal import SIGINT, SIGTERM, SIGUSR2
 from typing import Any
 
 from epcross.harness.errors import EpcrossError
@@ -163,7 +163,7 @@ def _supervise(run: Path, start: Start, job_file: Path) -> End:
             return End.FAIL_FAST
         case code if code == EXIT_CANCELLED or kill_at < float("inf"):
             return End.CANCELLED
-        case code if code == EXIT_PREEMPTED:
+        case code if code in (EXIT_PREEMPTED, -SIGTERM, -SIGUSR2):  # a signal may find it after its handlers are gone
             _await_the_end(cancel)
             return End.CANCELLED
     raise EpcrossError(process.last_words())

@@ -153,7 +153,7 @@ SlurmctldPort={control}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={sock},cred_expire=2
+AuthInfo=socket={sock},cred_expire=5
 CredType=cred/munge
 StateSaveLocation={self.root}/state
 SlurmdSpoolDir={self.root}/spool.%n

@@ -8,8 +8,8 @@ import pytest
 from _cluster import until
 from _shell import Shell, SlurmRun
 
-SMALL = ("sweep=smoke", "model=tiny", "regime=steady")
-FENCE = (*SMALL, "backend=shm_fence")
+SMALL = ("sweep=grid",)
+FENCE = SMALL
 TWO_NODES = (*SMALL, "backend=spanning", "ep_size=4", "scope=scale_out", "timing.launches=2")
 SLOW = (*TWO_NODES, "tokens_per_rank=range(1,5)", "backend.options.sleep_s=1.0")
 
