@@ -58,6 +58,7 @@ class Job:
     seats: tuple[Seat, ...] = ()  # of all ranks; empty: all on this host
     listen: str = "127.0.0.1"  # address at which rank 0's host is reached
     in_batch: bool = False  # a scheduler sends its signals to every process of the job, before it ends or restarts it
+    floor_name: str = ""  # of its floor, where that is not its own name
     notes: str = ""  # which file of notes; jobs of one run that go on at the same time have one each
 
     def seat(self, rank: int) -> Seat:
