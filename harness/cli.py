@@ -14,6 +14,7 @@ VERBS = {
     "plan": "epcross.harness.commands.plan:command",
     "run": "epcross.harness.commands.run:command",
     "status": "epcross.harness.commands.status:command",
+    "doctor": "epcross.harness.commands.doctor:command",
     "cancel": "epcross.harness.commands.cancel:command",
     "report": "epcross.harness.commands.report:command",
     "compare": "epcross.harness.commands.compare:command",

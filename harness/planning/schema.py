@@ -43,7 +43,7 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where ranks run. What `launcher=local` does not read is for Slurm; an empty word is left to the site's default."""
+    """Where ranks run. All but name and note is for Slurm; what is empty or 0 is left to the site, unless it says else."""
 
     name: str
     note: str = ""

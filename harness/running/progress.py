@@ -1,7 +1,7 @@
 """`progress.jsonl`: what happened in a run, one JSON object a line, and what follows from it: counts, pace, ETA.
 
-Jobs of one run that go on at the same time, perhaps on different nodes, have a file each, `progress.NAME.jsonl`: only one
-writer can append to a file on a network disk.
+Jobs of one run that go on at the same time, perhaps on different nodes, have a file each, `progress.NAME.jsonl`: only
+one writer can append to a file on a network disk.
 """
 
 import contextlib

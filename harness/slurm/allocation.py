@@ -96,7 +96,9 @@ class Allocation:
         job = self._session.job(self._piece.job, done, self._results)
         if not job.turns:
             return None
-        job = replace(job, name=self._piece.name, floor_name=job.name, seats=self._seats, listen=self._listen, in_batch=True)
+        job = replace(
+            job, name=self._piece.name, floor_name=job.name, seats=self._seats, listen=self._listen, in_batch=True
+        )
         return str(job.write(self._start.name))
 
     def note_end(self, end: End, reason: str = "") -> None:

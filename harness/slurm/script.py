@@ -63,9 +63,11 @@ def cluster_problems(cluster: Cluster) -> list[str]:
             problems.append(f"cluster.sbatch has {line!r}, but each must be one option, such as --switches=1")
         elif name in OWN:
             problems.append(f"cluster.sbatch may not give --{name}: {OWN[name]}")
-    for name in ("account", "partition", "qos", "constraint", "nodelist", "exclude"):
-        if any(mark in getattr(cluster, name) for mark in "\n\r\0"):
-            problems.append(f"cluster.{name} holds the end of a line")
+    problems += [
+        f"cluster.{name} holds the end of a line"
+        for name in ("account", "partition", "qos", "constraint", "nodelist", "exclude")
+        if any(mark in getattr(cluster, name) for mark in "\n\r\0")
+    ]
     problems += [f"cluster.setup has {line!r}, but each must be one line" for line in cluster.setup if "\n" in line]
     if any("bind" in word and "gpu" in word for word in cluster.srun_args):
         problems.append(f"cluster.srun_args may not bind GPUs: {OWN['gpu-bind']}")

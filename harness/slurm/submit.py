@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.schema import Cluster
 from epcross.harness.running.session import CANCEL_FILE, Session, run_context
 from epcross.harness.slurm import layout, script
-from epcross.harness.slurm.layout import Piece
+from epcross.harness.slurm.layout import Layout, Piece
 from epcross.harness.slurm.task import RankTask
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, release
@@ -40,6 +40,16 @@ class Submitted:
     ranks_per_node: int
     time_min: int
     submitted_at: str  # UTC, ISO 8601
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmWords:
+    """What one submission asks for."""
+
+    cluster: Cluster
+    layout: Layout
+    name: str
+    time_min: int
 
 
 def problems(plan: Plan) -> list[str]:
@@ -68,7 +78,7 @@ def start(plan: Plan, *, fail_fast: bool = False) -> tuple[RunDirectory, list[Su
     """
     if found := problems(plan):
         raise ConfigError(found)
-    _need_slurm()
+    need_slurm()
     facts = {**environment_facts.collect(), "submitted": "before any rank ran: this is the host that submitted the run"}
     run = create_run(plan.output_dir, plan.sweep, plan.to_json(), facts)
     try:
@@ -91,7 +101,7 @@ def resume(path: Path, *, fail_fast: bool = False) -> tuple[RunDirectory, list[S
 
     run = open_run(path)
     plan = Plan.from_json(run.plan)
-    _need_slurm()
+    need_slurm()
     states = ask([job.job_id for job in read_jobs(run)])
     alive = [f"{job_id} is {state.word}" for job_id, state in states.items() if state.word in ALIVE]
     if alive:
@@ -155,7 +165,8 @@ def job_label(run_id: str, parts: Sequence[Piece]) -> str:
     return f"epcross-{name}-{run_id.rpartition('-')[2]}"
 
 
-def _need_slurm() -> None:
+def need_slurm() -> None:
+    """Raise `EpcrossError` if no job can be submitted from here."""
     missing = [name for name in ("sbatch", "srun") if shutil.which(name) is None]
     if missing:
         raise EpcrossError(
@@ -171,15 +182,17 @@ def _submit(run: RunDirectory, plan: Plan, left: tuple[Piece, ...], fail_fast: b
     submitted: list[Submitted] = []
     for parts in layout.arrays(left, plan.cluster.max_array_size):
         tasks = [RankTask(run=str(run.path), piece=piece.name, fail_fast=fail_fast) for piece in parts]
+        words = SlurmWords(
+            cluster=plan.cluster,
+            layout=parts[0].layout,
+            name=job_label(run.run_id, parts),
+            time_min=plan.cluster.time_min,
+        )
         try:
-            with scrubbed():
-                ids = _sbatch(plan.cluster, parts, job_label(run.run_id, parts), folder, tasks)
-        except Exception as error:  # submitit has its own, and lets those of subprocess through
-            before = f"; submitted before it: {', '.join(job.job_id for job in submitted)}" if submitted else ""
-            raise EpcrossError(
-                f"Slurm does not take the job for {parts[0].name}: {_reason(error)}{before}. Correct cluster="
-                f"{plan.cluster.name} and start a new run; this one is {run.path}"
-            ) from error
+            ids = submit_tasks(words, folder, tasks)
+        except EpcrossError as error:
+            before = f" Submitted before it: {', '.join(job.job_id for job in submitted)}." if submitted else ""
+            raise EpcrossError(f"{error}{before} Then start a new run; this one is {run.path}") from error
         now = datetime.now(UTC).isoformat(timespec="seconds")
         submitted += [
             Submitted(
@@ -196,18 +209,33 @@ def _submit(run: RunDirectory, plan: Plan, left: tuple[Piece, ...], fail_fast: b
     return submitted
 
 
-def _sbatch(cluster: Cluster, parts: Sequence[Piece], name: str, folder: Path, tasks: list[RankTask]) -> list[str]:
+def submit_tasks(words: SlurmWords, folder: Path, tasks: Sequence[Callable[[], Any]]) -> list[str]:
+    """Submit one job, or an array if there are several tasks; every rank of a job calls its task. Returns the job ids.
+
+    Raises:
+        EpcrossError: there is no Slurm here, or it refuses the job.
+    """
     import submitit
 
-    executor = submitit.SlurmExecutor(
-        folder=folder, max_num_timeout=cluster.max_requeues, python=script.python_command(cluster)
-    )
-    executor.update_parameters(**script.parameters(cluster, parts[0].layout, name))
-    if len(tasks) == 1:
-        return [executor.submit(tasks[0]).job_id]
-    with executor.batch():
-        jobs = [executor.submit(task) for task in tasks]
-    return [job.job_id for job in jobs]
+    need_slurm()
+    cluster = words.cluster
+    try:
+        with scrubbed():
+            executor = submitit.SlurmExecutor(
+                folder=folder, max_num_timeout=cluster.max_requeues, python=script.python_command(cluster)
+            )
+            executor.update_parameters(
+                **{**script.parameters(cluster, words.layout, words.name), "time": words.time_min}
+            )
+            if len(tasks) == 1:
+                return [executor.submit(tasks[0]).job_id]
+            with executor.batch():
+                jobs = [executor.submit(task) for task in tasks]
+            return [job.job_id for job in jobs]
+    except Exception as error:  # submitit has its own, and lets those of subprocess through
+        raise EpcrossError(
+            f"Slurm does not take the job {words.name}: {_reason(error)}. Correct cluster={cluster.name}."
+        ) from error
 
 
 def _remember(run: RunDirectory, jobs: Sequence[Submitted]) -> None:

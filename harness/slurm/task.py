@@ -1,7 +1,7 @@
 """What submitit runs on each rank of an allocation: find the other ranks, agree on what is left, run a supervisor.
 
 Everything that a start needs to know is in the run folder, so a job that Slurm requeues, after a time limit, a
-preemption or the loss of a node, simply starts again: units that are stored are not measured twice, the one in flight is.
+preemption or the loss of a node, simply starts again: units that are stored are kept, the one in flight is redone.
 """
 
 import contextlib
@@ -43,21 +43,7 @@ class RankTask:
 
     def __call__(self) -> str:
         """Take part until the piece is done; returns how it ended."""
-        from submitit import JobEnvironment
-
-        environment = JobEnvironment()
-        restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        start = Start(
-            job_id=environment.job_id,
-            restart=restart,
-            rank=environment.global_rank,
-            size=environment.num_tasks,
-            local_rank=environment.local_rank,
-            nodes=tuple(environment.hostnames),
-            node=os.environ.get("SLURMD_NODENAME") or environment.hostname,
-            gpus=tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))),
-        )
-        return take_part(self, start)
+        return take_part(self, slurm_start())
 
     def checkpoint(self) -> Any:
         """What submitit queues again when Slurm warns of the end: the same, since all state is in the run folder."""
@@ -83,6 +69,23 @@ class Start:
     def name(self) -> str:
         """Names this start of the job, and no other."""
         return f"{self.job_id}.{self.restart}"
+
+
+def slurm_start() -> Start:
+    """The start that this process is part of. Names of hosts say nothing where nodes share one: Slurm's own do."""
+    from submitit import JobEnvironment
+
+    environment = JobEnvironment()
+    return Start(
+        job_id=environment.job_id,
+        restart=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        rank=environment.global_rank,
+        size=environment.num_tasks,
+        local_rank=environment.local_rank,
+        nodes=tuple(environment.hostnames),
+        node=os.environ.get("SLURMD_NODENAME") or environment.hostname,
+        gpus=tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))),
+    )
 
 
 def take_part(task: RankTask, start: Start) -> str:
@@ -114,10 +117,7 @@ def take_part(task: RankTask, start: Start) -> str:
         allocation = Allocation(task, start, seats, address.host) if start.rank == 0 else None
         try:
             job_file = _agree(group, start, seats, allocation)
-            if job_file is None:
-                end = End.DONE
-            else:
-                end = _supervise(run, start, Path(job_file))
+            end = End.DONE if job_file is None else _supervise(run, start, Path(job_file))
         except Exception as error:
             if allocation:
                 allocation.note_end(End.FAILED, str(error))

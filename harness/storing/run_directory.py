@@ -298,7 +298,7 @@ def _folder_lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_file(path: Path) -> Iterator[None]:
-    """Held by whoever makes the file, on any disk and from any node; one left by the dead is taken over after a while."""
+    """Held by whoever makes the file, on any disk, from any node; one left by the dead is taken over after a while."""
     deadline = time.monotonic() + _LOCK_LIMIT_S
     while True:
         try:

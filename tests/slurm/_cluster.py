@@ -117,7 +117,9 @@ class SlurmCluster:
         until(self._all_idle, 30)
 
     def _all_idle(self) -> bool:
-        words = self.command("sinfo", "--noheader", "--partition=main", "--states=idle", "--Node", "--format=%N").split()
+        words = self.command(
+            "sinfo", "--noheader", "--partition=main", "--states=idle", "--Node", "--format=%N"
+        ).split()
         return len(words) == NODES
 
     def _munge(self) -> None:
@@ -222,7 +224,9 @@ PartitionName=high Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
             "innodb-flush-log-at-trx-commit": "0",
         }
         words = [f"--{name}={value}" for name, value in options.items()]
-        self._mariadb = subprocess.Popen([require("mariadbd"), "--no-defaults", *words], start_new_session=True, **QUIET)
+        self._mariadb = subprocess.Popen(
+            [require("mariadbd"), "--no-defaults", *words], start_new_session=True, **QUIET
+        )
         client = ["mariadb", "--no-defaults", "-S", str(folder / "sock"), "-uroot"]
         until(lambda: subprocess.run([*client, "-e", "select 1"], **QUIET, check=False).returncode == 0, 30)
         grants = "".join(
@@ -249,10 +253,10 @@ StoragePass=slurm
 StorageLoc=slurm_acct_db
 """
         )
-        subprocess.run(
-            [require("slurmdbd")], check=True, env={**os.environ, "SLURM_CONF": str(self.conf)}, **QUIET
+        subprocess.run([require("slurmdbd")], check=True, env={**os.environ, "SLURM_CONF": str(self.conf)}, **QUIET)
+        until(
+            lambda: "ci" in self._sacctmgr("-i", "add", "cluster", "ci") + self._sacctmgr("-n", "show", "cluster"), 30
         )
-        until(lambda: "ci" in self._sacctmgr("-i", "add", "cluster", "ci") + self._sacctmgr("-n", "show", "cluster"), 30)
 
     def _sacctmgr(self, *words: str) -> str:
         environment = {**os.environ, "SLURM_CONF": str(self.conf)}

@@ -19,8 +19,11 @@ def test_a_run_is_submitted_followed_and_whole(shell: Shell) -> None:
     assert run.jobs.keys() == {"cpu_ep2"}
     status = run.wait("finished")
     (job,) = status["jobs"]
-    assert job["units"] == job["planned_units"] == status["planned_units"] == len(run.notes("cpu_ep2")) - len(
-        [note for note in run.notes("cpu_ep2") if note["event"] != "unit"]
+    assert (
+        job["units"]
+        == job["planned_units"]
+        == status["planned_units"]
+        == len(run.notes("cpu_ep2")) - len([note for note in run.notes("cpu_ep2") if note["event"] != "unit"])
     )
     assert job["starts"] == 1
     run.check_rows()
