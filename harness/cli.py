@@ -18,6 +18,7 @@ VERBS = {
     "cancel": "epcross.harness.commands.cancel:command",
     "report": "epcross.harness.commands.report:command",
     "compare": "epcross.harness.commands.compare:command",
+    "claims": "epcross.harness.commands.claims:command",
     "backends": "epcross.harness.commands.backends:command",
     "check": "epcross.harness.commands.check:command",
     "point": "epcross.harness.commands.point:command",

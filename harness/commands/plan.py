@@ -81,8 +81,15 @@ def _print_points(plan: "Plan") -> None:
         f"{len(plan.points)} points, {len(plan.impossible)} of them impossible; each possible one "
         f"{timing.launches} launches x {timing.seeds} seeds x {timing.chains} chains"
     )
+    if absent := plan.config.get("absent_backends"):
+        out.print(Text(absent_text(absent)))
     if plan.impossible:
         out.print(_impossible_table(plan))
+
+
+def absent_text(names: Iterable[str]) -> str:
+    """What to say of backends that a sweep is about and that no file describes."""
+    return f"Left out, since there is no such backend: {', '.join(names)}. `epcross backends` lists what there is."
 
 
 def _points_table(points: tuple["Point", ...]) -> Table:

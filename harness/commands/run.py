@@ -43,6 +43,7 @@ def command(
     \b
     Example: epcross run sweep=quickstart
     """
+    from epcross.harness.commands.plan import absent_text
     from epcross.harness.errors import ConfigError
     from epcross.harness.planning.plan import SLURM, build
 
@@ -79,6 +80,8 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
     reader.skip_to_end()
     errors = Console(stderr=True, highlight=False)
     errors.print(f"run {session.run.path}", soft_wrap=True)
+    if absent := session.plan.config.get("absent_backends"):
+        errors.print(absent_text(absent), soft_wrap=True, markup=False)
     try:
         with Display(reader, errors) as display:
             session.tick = display.update

@@ -12,7 +12,7 @@ Everything wrong is collected and raised together.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Config:
     launcher: Launcher
     output_dir: str
     overrides: tuple[str, ...]
+    absent: tuple[str, ...]  # backends that the sweep awaits and no file describes
     library: Library
 
 
@@ -97,7 +98,14 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         [f"{group}={quoted(option)}" for group, option in choices.items() if option] + words.fields
     )
     defaults = root.get("factors", {})
-    library.load(_named_options([*sweep.products(), Block(grid=words.axes), Block(grid=defaults)], library), problems)
+    absent = () if "backend" in words.axes else tuple(b for b in sweep.awaits if b not in library.names("backend"))
+    products = _without(sweep.products(), absent)
+    if not products:
+        problems.append(
+            f"sweep '{name}' is about {', '.join(absent)}, and there is no backend of these names; add their YAML with "
+            f"--config-dir, or name others: backend=NAME, with one of {', '.join(library.names('backend'))}"
+        )
+    library.load(_named_options([*products, Block(grid=words.axes), Block(grid=defaults)], library), problems)
     timing, cluster, launcher = (_build_root(root, group, problems) for group in CHOICES)
     axes = {
         factor: _checked_axis(factor, values, library, "command line", problems)
@@ -106,7 +114,7 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
     problems += timing_problems(timing) if timing else []
     soak = _soak(name, sweep, words.soak, problems)
     blocks: list[Block] = []
-    for product in sweep.products():
+    for product in products:
         block = _canonical(product)
         for factor in axes:
             block = override_axis(block, factor, [])  # what the sweep says of it no longer matters
@@ -130,8 +138,21 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         launcher=launcher,
         output_dir=root["output_dir"],
         overrides=tuple(overrides),
+        absent=absent,
         library=library,
     )
+
+
+def _without(blocks: Sequence[Block], absent: Sequence[str]) -> list[Block]:
+    """The blocks without these backends; one that runs over no other is gone."""
+    kept = []
+    for block in blocks:
+        backends = [name for name in values_of(block.grid.get("backend", [])) if name not in absent]
+        if "backend" in block.grid and absent:
+            block = replace(block, grid={**block.grid, "backend": backends})
+        if backends or "backend" not in block.grid:
+            kept.append(block)
+    return kept
 
 
 def _read_words(overrides: Sequence[str], library: Library, problems: list[str]) -> _Words:

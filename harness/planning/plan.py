@@ -325,5 +325,6 @@ def _resolved(config: Config) -> dict[str, Any]:
         "timing": config.timing_name,
         "blocks": [asdict(block) for block in config.blocks],
         "defaults": dict(config.defaults),
+        "absent_backends": list(config.absent),
     }
     return json.loads(json.dumps(resolved))  # tuples and enums as JSON has them, so that a stored plan equals this one

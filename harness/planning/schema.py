@@ -125,6 +125,7 @@ class Sweep:
     blocks: tuple[Block, ...] = ()
     floor_only: bool = False  # no backends: measure the floor at each EP size
     soak: Soak | None = None
+    awaits: tuple[str, ...] = ()  # backends that may not be here yet: left out where there is none of the name
 
     def products(self) -> tuple[Block, ...]:
         """The blocks with the common part merged in; the sweep is their union, in order."""

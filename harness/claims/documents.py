@@ -1,0 +1,63 @@
+"""YAML documents that people write, read strictly: a key that stands twice, an alias or a stray type is refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from epcross.harness.errors import InputError
+
+LARGEST_BYTES = 8_000_000
+"""A larger file is no list of claims or values."""
+
+
+class _Strict(yaml.SafeLoader):
+    """PyYAML's safe loader, which knows no objects, without what hides mistakes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not read here; write the value out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
+        if twice:
+            raise yaml.YAMLError(f"the key '{twice[0]}' stands twice (line {node.start_mark.line + 1} on)")
+        return super().construct_mapping(node, deep)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that a person wrote.
+
+    Raises:
+        InputError: it is missing, too large or no UTF-8 text.
+    """
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise InputError(f"{path} is larger than {LARGEST_BYTES // 1_000_000} MB; no table of a paper is")
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        InputError: it cannot be read, or holds something else.
+    """
+    text = read_text(path)
+    try:
+        document = yaml.load(text, _Strict)
+    except Exception as error:  # besides its own, PyYAML lets those of numbers, dates and recursion through
+        words = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(f"{path} is no YAML that can be used: {words}") from None
+    if not isinstance(document, Mapping):
+        raise InputError(f"{path} holds {type(document).__name__}, but must be a mapping of names to values")
+    return dict(document)

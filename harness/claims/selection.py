@@ -1,0 +1,173 @@
+"""Which measured rows a claim is about, and how they fall into readings that compare like with like."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from epcross.harness.claims.book import Book
+from epcross.harness.claims.claim import Claim, Kind, Member, Quantity
+from epcross.harness.claims.hardware import is_one
+from epcross.harness.claims.verdict import Verdict
+from epcross.harness.terms import Domain, Phase, Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class NoRows(Exception):
+    """Why there is nothing to judge by."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        """The verdict that follows, and a sentence."""
+        super().__init__(reason)
+        self.verdict = verdict
+        self.reason = reason
+
+
+def select(
+    claim: Claim, book: Book, members: Sequence[Member], measured: "pd.DataFrame", usable: "pd.DataFrame"
+) -> "pd.DataFrame":
+    """The rows of these backends that `claim` is about: of `usable`, or for a count of wrong rows of `measured`.
+
+    Raises:
+        NoRows: there are none, with what comes nearest.
+    """
+    names = ", ".join(dict.fromkeys(map(_member_text, members)))
+    there = measured[_of_members(measured, members)]
+    if there.empty:
+        raise NoRows(Verdict.NOT_MEASURED, f"no rows of {names}")
+    if claim.quantity is Quantity.INCORRECT_ROWS:
+        rows = there[there["status"].isin([Status.OK, Status.INCORRECT])]
+    else:
+        rows = usable[_of_members(usable, members)]
+    if rows.empty:
+        counts = [f"{count} {status}" for status, count in there["status"].value_counts().items() if count]
+        raise NoRows(
+            Verdict.NOT_MEASURED, f"no row of {names} to rest on: {', '.join(counts)}, flagged ones among them"
+        )
+    for name, allowed, words in _conditions(claim, book):
+        fits = {value: allowed(plain(value)) for value in rows[name].unique()}
+        left = rows[rows[name].map(fits).astype(bool)]
+        if left.empty:
+            seen = ", ".join(sorted(map(str, fits)))
+            raise NoRows(Verdict.NOT_COMPARABLE, f"{names}: measured at {name} {seen}, not at {words}")
+        rows = left
+    return rows
+
+
+def _member_text(member: Member) -> str:
+    options = " ".join(f"{name}={value}" for name, value in member.options.items())
+    return f"{member.backend} {options}".strip()
+
+
+def _of_members(rows: "pd.DataFrame", members: Sequence[Member]) -> "pd.Series":
+    """Which rows are of one of these backends, with the options that are named."""
+    import pandas as pd
+
+    chosen = pd.Series(False, index=rows.index)
+    for member in members:
+        own = rows["backend"] == member.backend
+        if member.options:
+            fits = {
+                text: all(json.loads(text).get(name) == value for name, value in member.options.items())
+                for text in rows.loc[own, "options"].unique()
+            }
+            own &= rows["options"].map(fits).eq(True)
+        chosen |= own
+    return chosen
+
+
+def _conditions(claim: Claim, book: Book) -> Iterator[tuple[str, Callable[[Any], bool], str]]:
+    """Column, test of a value, and words for what is allowed; what says most about a row first."""
+    yield "domain", partial(_is_among, [Domain.NVLINK]), f"{Domain.NVLINK}, one rank per GPU"
+    system = book.systems[claim.hardware]
+    if claim.kind is Kind.ABSOLUTE:
+        yield "product", partial(is_one, system), f"{claim.hardware}, as an absolute claim needs"
+    if claim.quantity in (Quantity.SHARE, Quantity.SHARE_TREND):
+        yield "phase", partial(_is_among, [Phase.LAYER, Phase.LAYER_COMM]), f"{Phase.LAYER} and {Phase.LAYER_COMM}"
+    elif claim.phase is not None:
+        yield "phase", partial(_is_among, [claim.phase]), str(claim.phase)
+    for name, values in {**claim.where, **_change_values(claim), **claim.open}.items():
+        if isinstance(values, Mapping):
+            low, high = values.get("from", 0), values.get("to", inf)
+            yield name, partial(_is_between, low, high), f"{low:g} to {high:g}"
+        else:
+            allowed = as_list(values)
+            yield name, partial(_is_among, allowed), " or ".join(map(str, allowed))
+
+
+def _is_among(allowed: Sequence[Any], value: Any) -> bool:
+    return value in allowed
+
+
+def _is_between(low: float, high: float, value: float) -> bool:
+    return low <= value <= high
+
+
+def _change_values(claim: Claim) -> dict[str, list[Any]]:
+    return {claim.change.factor: [claim.change.base, *claim.change.to]} if claim.change else {}
+
+
+def axes(claim: Claim) -> list[str]:
+    """Factors besides the tokens of which the source states several values: the claim must hold at each."""
+    several = [name for name, values in claim.where.items() if isinstance(values, Mapping | list | tuple)]
+    return [name for name in several if name != "tokens_per_rank"]
+
+
+def keys(claim: Claim) -> list[str]:
+    """What the rows of one reading agree in."""
+    from epcross.harness.analysis.frame import CONDITIONS
+
+    apart = {"phase", *axes(claim), *_change_values(claim)}
+    tokens = ["tokens_per_rank"] if "tokens_per_rank" in claim.open else []
+    return [*(name for name in CONDITIONS if name not in apart), *tokens, "product"]
+
+
+def by_backend(rows: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
+    """The rows of each subject; options and versions stand in its label where they differ."""
+    from epcross.harness.analysis.frame import SUBJECT
+
+    groups = dict(iter(rows.groupby(list(SUBJECT), observed=True)))
+    found = {}
+    for key, part in groups.items():
+        alike = [other for other in groups if other[0] == key[0]]
+        differing = [str(key[at]) for at in range(1, len(SUBJECT)) if len({other[at] for other in alike}) > 1]
+        found[" ".join([str(key[0]), *differing])] = part
+    return found
+
+
+def lacking(claim: Claim, rows: "pd.DataFrame") -> str:
+    """Which stated values were not measured: the claim is about all of them, so without one it cannot be judged."""
+    for name, values in {**claim.where, **_change_values(claim)}.items():
+        needed = list(values.values()) if isinstance(values, Mapping) else as_list(values)
+        there = set(map(plain, rows[name].unique()))
+        if missing := [str(value) for value in needed if value not in there]:
+            return f"{name} {', '.join(missing)} is missing; the claim is about {', '.join(map(str, needed))}"
+    return ""
+
+
+def unlike(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
+    """Why a ratio of the two sides would not compare like with like; empty if it does."""
+    from epcross.harness.analysis.frame import NOT_REPORTED
+
+    if set(rows["allocation_id"]) != set(other["allocation_id"]):
+        return "the two sides were measured in different allocations, at other times or places"
+    trial = ["tokens_per_rank", "run_id", "launch", "seed"]
+    ids = [own[own["ids_hash"] != NOT_REPORTED].groupby(trial)["ids_hash"].first() for own in (rows, other)]
+    both = ids[0].to_frame("own").join(ids[1].rename("other"), how="inner")
+    differing = both[both["own"] != both["other"]]
+    if differing.empty:
+        return ""
+    return f"the two sides had other token ids at {differing.index[0][0]} tokens"
+
+
+def as_list(values: Any) -> list[Any]:
+    """A value, or several, as a list."""
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def plain(value: Any) -> Any:
+    """A cell as Python has it."""
+    return value.item() if hasattr(value, "item") else value
