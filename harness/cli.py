@@ -16,6 +16,7 @@ VERBS = {
     "status": "epcross.harness.commands.status:command",
     "doctor": "epcross.harness.commands.doctor:command",
     "cancel": "epcross.harness.commands.cancel:command",
+    "reproduce": "epcross.harness.commands.reproduce:command",
     "report": "epcross.harness.commands.report:command",
     "compare": "epcross.harness.commands.compare:command",
     "claims": "epcross.harness.commands.claims:command",
