@@ -126,7 +126,7 @@ class Backend(ABC):
     name: ClassVar[str]
     domains: ClassVar[frozenset[Domain]]
     scopes: ClassVar[frozenset[Scope]] = frozenset({Scope.SCALE_UP})
-    """Whether its ranks must share one NVLink or shared-memory domain, as one-sided kernels must, or may span several."""
+    """Whether its ranks must share one domain (NVLink, shared memory), as one-sided kernels do, or may span more."""
     phases: ClassVar[frozenset[Phase]] = frozenset({Phase.DISPATCH, Phase.COMBINE, Phase.ROUND_TRIP})
     boundary: ClassVar[Mapping[Phase, frozenset[Boundary]]]
     host_sync: ClassVar[bool]

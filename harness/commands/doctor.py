@@ -36,9 +36,9 @@ def command(
     config_dirs: tuple[Path, ...],
     as_json: bool,
 ) -> int:
-    """Show what every rank sees, which baselines can run, what is wrong and what to do about it. Without a cluster it is
-    this host; with cluster=NAME a short job looks at the compute nodes. With sweep=NAME it is judged by what that sweep
-    needs. The exit code is 0 if nothing stops the sweep, else 1.
+    """Show what every rank sees, which baselines can run, what is wrong and what to do about it. Without a cluster it
+    is this host; with cluster=NAME a short job looks at the compute nodes. With sweep=NAME it is judged by what that
+    sweep needs. The exit code is 0 if nothing stops the sweep, else 1.
 
     \b
     Example: epcross doctor cluster=h200_x8 cluster.partition=gpu

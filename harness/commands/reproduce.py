@@ -24,8 +24,8 @@ def command(
     config_dirs: tuple[Path, ...],
     as_json: bool,
 ) -> int:
-    """Reproduce STATEMENTs: ids of claims such as P01, or names of their sweeps; all of them if none is named. First the
-    doctor looks at the machine, then the plan is shown with its GPU-hours, then every sweep is submitted to
+    """Reproduce STATEMENTs: ids of claims such as P01, or names of their sweeps; all of them if none is named. First
+    the doctor looks at the machine, then the plan is shown with its GPU-hours, then every sweep is submitted to
     cluster=NAME, or measured here. Later, from any shell, --collect prints published | ours | ratio | verdict.
 
     \b

@@ -43,7 +43,6 @@ def command(
     \b
     Example: epcross run sweep=quickstart
     """
-    from epcross.harness.commands.plan import absent_text
     from epcross.harness.errors import ConfigError
     from epcross.harness.planning.plan import SLURM, build
 
@@ -67,6 +66,7 @@ def _submitted_to_slurm(path: Path | None) -> bool:
 
 def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
     """A new run of a plan, or the run at a path again, on this host."""
+    from epcross.harness.commands.plan import absent_text
     from epcross.harness.planning.plan import Plan
     from epcross.harness.running import session as sessions
     from epcross.harness.running.display import Display

@@ -154,6 +154,16 @@ def collect(
     )
 
 
+def nvlink_domain(seat: Seat, probe: NodeProbe | None = None) -> str:
+    """The NVLink domain of a rank, in one question; its node where there is none, or nobody who could say."""
+    asked = probe or NodeProbe()
+    try:
+        gpus = parse_query(asked.output(["nvidia-smi", "-q", "-x"], _COMMAND_LIMIT_S)).gpus
+    except (OSError, ValueError, LookupError):
+        return seat.node
+    return Facts(seat=seat, gpus=gpus, visible=asked.variables.get("CUDA_VISIBLE_DEVICES")).domain
+
+
 def disk_of(mounts: str, folder: str) -> str:
     """The kind of file system that `folder` lies on, from /proc/self/mounts."""
     best, kind = -1, ""

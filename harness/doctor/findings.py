@@ -48,10 +48,11 @@ def in_words(facts: Iterable[Facts]) -> str:
     """Ranks and the nodes they are on."""
     listed = list(facts)
     nodes = ", ".join(dict.fromkeys(fact.seat.node for fact in listed))
-    return f"rank{'s' if len(listed) > 1 else ''} {ranks_inin_words([fact.seat.rank for fact in listed])} on {nodes}"
+    return f"rank{'s' if len(listed) > 1 else ''} {ranks_in_words([fact.seat.rank for fact in listed])} on {nodes}"
 
 
 def grouped(facts: Sequence[Facts], of: Callable[[Facts], str]) -> dict[str, list[Facts]]:
+    """The facts by a word of each."""
     found: dict[str, list[Facts]] = {}
     for fact in facts:
         found.setdefault(of(fact), []).append(fact)
@@ -61,6 +62,7 @@ def grouped(facts: Sequence[Facts], of: Callable[[Facts], str]) -> dict[str, lis
 def differ(
     facts: Sequence[Facts], what: str, of: Callable[[Facts], str], severity: Severity, step: str
 ) -> Iterator[Finding]:
+    """A finding if a word is not the same at all ranks."""
     groups = grouped(facts, of)
     if len(groups) > 1:
         text = "; ".join(f"{name or 'none'} at {in_words(members)}" for name, members in groups.items())

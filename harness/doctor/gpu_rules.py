@@ -9,9 +9,9 @@ from epcross.harness.terms import Domain, Scope
 
 
 def handles(facts: Sequence[Facts]) -> tuple[str, dict[str, list[int]]]:
-    """How ranks can map each other's memory: `fabric`, `fd` (within one host) or `none`; and what keeps whom from fabric.
+    """How ranks can map each other's memory: `fabric`, `fd` (one host) or `none`; and what keeps whom from fabric.
 
-    One answer for all ranks: a rank that cannot take fabric handles decides for the others, lest they wait for each other.
+    One answer for all: a rank that cannot take fabric handles decides for the others, lest they wait for each other.
     """
     missing: dict[str, list[int]] = {}
     for fact in facts:
@@ -42,9 +42,9 @@ def _gpus(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
             yield Finding(
                 severity=Severity.STOPS,
                 subject="visible GPUs",
-                text=f"{in_words([fact])} sees {len(fact.visible_gpus)} (CUDA_VISIBLE_DEVICES={fact.visible}), and it is "
+                text=f"{in_words([fact])} sees {len(fact.visible_gpus)} (CUDA_VISIBLE_DEVICES={fact.visible}), and is "
                 f"rank {fact.seat.local_rank} of {fact.seat.local_size} there",
-                next_step="ask for GPUs by node: no --gpus-per-task, no --gpu-bind; every rank must see those of its peers",
+                next_step="ask for GPUs by node, without --gpus-per-task and --gpu-bind: ranks must see their peers'",
             )
         else:
             yield Finding(
@@ -106,7 +106,7 @@ def _links(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.COSTS,
             subject="NVLink",
-            text=f"{counts} links are up at {in_words(fewer)}, {most} elsewhere: these ranks are slower than the others",
+            text=f"{counts} links are up at {in_words(fewer)}, {most} elsewhere: these ranks are slower",
             next_step="have an administrator look at the links (nvidia-smi nvlink --status), or exclude the node",
         )
     none = [fact for fact in facts if fact.gpu and not fact.gpu.links and fact.gpu.dead_links]
@@ -130,8 +130,8 @@ def _fabric(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
             subject="fabric",
             text=f"{in_words([fact])}: the GPU has not joined its NVLink fabric (state {fabric.state}{status}); CUDA "
             'answers "system not yet initialized" there',
-            next_step="wait if it is in progress; else nvidia-fabricmanager (8-GPU node) or the rack's NMX controller is "
-            "down: have an administrator start it, or exclude the node",
+            next_step="wait if it is in progress; else nvidia-fabricmanager (8-GPU node) or the rack's NMX controller "
+            "is down: have an administrator start it, or exclude the node",
         )
 
 
@@ -145,8 +145,8 @@ def _domains(facts: Sequence[Facts], wanted: Wanted) -> Iterator[Finding]:
             severity=Severity.STOPS,
             subject="NVLink domain",
             text=f"the ranks are in {len(groups)} domains ({table}); one-sided kernels cannot reach across",
-            next_step="take nodes of one domain (cluster.segment=true, cluster.nodelist), or scope=scale_out, which NCCL, "
-            "DeepEP and gloo run across domains",
+            next_step="take nodes of one domain (cluster.segment=true, cluster.nodelist), or scope=scale_out, which "
+            "NCCL, DeepEP and gloo run across domains",
         )
     if len(groups) == 1 and wanted.scope is Scope.SCALE_OUT:
         yield Finding(
@@ -234,7 +234,7 @@ def _memory(facts: Sequence[Facts], wanted: Wanted) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.STOPS,
             subject="GPU memory",
-            text=f"{least / 1e9:.1f} GB are free at {in_words(small)}, and a rank needs {wanted.gpu_bytes / 1e9:.1f} GB",
+            text=f"{least / 1e9:.1f} GB are free at {in_words(small)}; a rank needs {wanted.gpu_bytes / 1e9:.1f} GB",
             next_step="lower max_tokens_per_rank, raise ep_size, or free the GPU",
         )
 

@@ -131,7 +131,8 @@ def _gpu(number: int, node: ET.Element) -> Gpu:
 def _throttle(node: ET.Element) -> Iterator[str]:
     """Active reasons by their names; older drivers call them throttle reasons, newer ones event reasons."""
     for parent in ("clocks_event_reasons", "clocks_throttle_reasons"):
-        for reason in _child(node, parent) if _child(node, parent) is not None else ():
+        reasons = _child(node, parent)
+        for reason in reasons if reasons is not None else ():
             name = re.sub(r"^clocks_(event|throttle)_reasons?_", "", reason.tag)
             if (reason.text or "").strip().lower() == "active" and name not in (
                 "gpu_idle",

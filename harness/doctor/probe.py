@@ -46,8 +46,8 @@ class NodeProbe(Probe):
         return Path(path).read_bytes()
 
     def take_descriptor(self) -> int:
-        """The error number with which a process is refused a file of its sibling, as a rank takes its peer's memory; 0 if
-        it is not refused."""
+        """The error number with which a process is refused a file of its sibling, as a rank takes its peer's memory; 0
+        if it is not refused."""
         with subprocess.Popen(["sleep", str(_TAKE_LIMIT_S)], stdin=subprocess.DEVNULL) as sibling:
             try:
                 taken = subprocess.run(

@@ -18,7 +18,7 @@ from epcross.harness.slurm import script
 from epcross.harness.slurm.layout import Layout
 from epcross.harness.slurm.state import ALIVE, SlurmSilent, ask
 from epcross.harness.slurm.submit import SlurmWords, submit_tasks
-from epcross.harness.slurm.task import own_seat, slurm_start
+from epcross.harness.slurm.start import own_seat, slurm_start
 from epcross.harness.storing.provenance import measure_hash
 from epcross.harness.storing.sealed import write_whole
 
@@ -97,8 +97,8 @@ def on_cluster(
         folder.mkdir(parents=True)
     except OSError as error:
         raise EpcrossError(
-            f"cannot make {folder}: {error.strerror}; the doctor's ranks write there, so it must be a folder that every "
-            "node sees: give --folder DIR"
+            f"cannot make {folder}: {error.strerror}; the doctor's ranks write there, so every node must "
+            "see it: give --folder DIR"
         ) from error
     task = DoctorTask(
         folder=str(folder),

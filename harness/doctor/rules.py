@@ -47,7 +47,7 @@ def _cores(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.COSTS,
             subject="cores",
-            text=f"{few[0].cores} for {few[0].seat.local_size} ranks at {in_words(few)}; rows carry the flag oversubscribed",
+            text=f"{few[0].cores} for {few[0].seat.local_size} ranks at {in_words(few)}; rows are oversubscribed",
             next_step="lower ep_size, or ask for more (cluster.cpus_per_rank=1, cluster.exclusive=true)",
         )
 
@@ -79,6 +79,6 @@ def _caches(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.COSTS,
             subject="kernel cache",
-            text=f"{shared[0].cache} is on {shared[0].cache_disk} at {in_words(shared)}: slow to start, and stale for others",
+            text=f"{shared[0].cache} is on {shared[0].cache_disk} at {in_words(shared)}: slow, and stale for others",
             next_step="cluster.setup: export EPCROSS_CACHE_DIR=/tmp/epcross-$USER",
         )

@@ -43,7 +43,7 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where ranks run. All but name and note is for Slurm; what is empty or 0 is left to the site, unless it says else."""
+    """Where ranks run. All but name and note is for Slurm, and what is empty is left to the site."""
 
     name: str
     note: str = ""

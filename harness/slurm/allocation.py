@@ -15,7 +15,7 @@ from epcross.harness.running.progress import ProgressReader, attempts
 from epcross.harness.running.seat import Seat, domains, ranks_in_words
 from epcross.harness.running.session import Session, check_room, refuse_other_code_or_machine, run_context
 from epcross.harness.slurm.layout import Piece, narrowed, pieces
-from epcross.harness.slurm.task import RankTask, Start
+from epcross.harness.slurm.start import Start
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.run_directory import open_run, replace_environment
 from epcross.harness.storing.units import read_units
@@ -29,16 +29,18 @@ MOST_STARTS = 5
 class Allocation:
     """One start of one piece, as rank 0 sees it."""
 
-    def __init__(self, task: RankTask, start: Start, seats: Sequence[Seat], listen: str) -> None:
-        self._task, self._start, self._seats, self._listen = task, start, tuple(seats), listen
-        self._run = open_run(Path(task.run))
+    def __init__(
+        self, run: Path, piece: str, start: Start, seats: Sequence[Seat], *, listen: str, fail_fast: bool
+    ) -> None:
+        self._start, self._seats, self._listen = start, tuple(seats), listen
+        self._run = open_run(run)
         plan = Plan.from_json(self._run.plan)
-        self._piece = find_piece(plan, task.piece)
+        self._piece = find_piece(plan, piece)
         facts = environment_facts.collect()
         facts["slurm"] = {
             "job_id": start.job_id,
             "restart": start.restart,
-            "piece": task.piece,
+            "piece": piece,
             "seats": [seat.to_json() for seat in seats],
         }
         allocation = f"slurm-{start.job_id}" + (f"+{start.restart}" if start.restart else "")
@@ -46,8 +48,8 @@ class Allocation:
             run=self._run,
             plan=narrowed(plan, self._piece),
             context=run_context(self._run, facts, allocation),
-            fail_fast=task.fail_fast,
-            notes=task.piece,
+            fail_fast=fail_fast,
+            notes=piece,
         )
         self._facts = facts
         self._results: list[UnitResult] = []
@@ -143,7 +145,7 @@ def seat_problems(seats: Sequence[Seat], piece: Piece) -> list[str]:
     if piece.job.domain is Domain.NVLINK:
         problems += [
             f"rank {seat.rank} on {seat.node} sees {len(seat.gpus)} GPU(s) (CUDA_VISIBLE_DEVICES="
-            f"{','.join(seat.gpus)}), and {seat.local_size} ranks share the node: each must see those of its peers. Ask "
+            f"{','.join(seat.gpus)}), and {seat.local_size} ranks share the node: each must see its peers'. Ask "
             "for GPUs by node, without --gpus-per-task and --gpu-bind"
             for seat in seats
             if seat.gpus and len(seat.gpus) < seat.local_size
@@ -157,13 +159,13 @@ def domain_refusal(seats: Sequence[Seat], piece: Piece) -> str | None:
     if piece.job.scope is Scope.SCALE_UP and len(found) > 1:
         where = "; ".join(f"ranks {ranks_in_words(ranks)} in {name}" for name, ranks in found.items())
         return (
-            f"the ranks are spread over {len(found)} {piece.job.domain} domains ({where}), and scope=scale_up needs one. "
-            "Ask for nodes of one domain (cluster.segment, cluster.nodelist), or take scope=scale_out with a backend "
+            f"the ranks are spread over {len(found)} {piece.job.domain} domains ({where}), and scope=scale_up needs one."
+            " Ask for nodes of one domain (cluster.segment, cluster.nodelist), or take scope=scale_out with a backend "
             "that spans domains"
         )
     if piece.job.scope is Scope.SCALE_OUT and len(found) == 1:
         return (
-            f"all ranks are in one domain ({next(iter(found))}), so scope=scale_out would be a wrong word for these rows; "
+            f"all ranks are in one domain ({next(iter(found))}), so scope=scale_out would be wrong for these rows; "
             "ask for nodes of several domains (cluster.nodelist), or take scope=scale_up"
         )
     return None

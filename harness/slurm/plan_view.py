@@ -95,8 +95,8 @@ def total_line(plan: Plan, costs: dict[str, Cost]) -> str:
     node_hours = sum(cost.node_hours for cost in costs.values())
     longest = f"about {duration(max(known))} once all jobs run" if known else "not known"
     return (
-        f"{len(costs)} job{'s' if len(costs) != 1 else ''}: {gpu_hours:.3g} GPU-hours, {node_hours:.3g} node-hours; wall "
-        f"time {longest}, at most {plan.cluster.time_min} min a start; results go to {plan.output_dir}"
+        f"{len(costs)} job{'s' if len(costs) != 1 else ''}: {gpu_hours:.3g} GPU-hours, {node_hours:.3g} node-hours; "
+        f"wall time {longest}, at most {plan.cluster.time_min} min a start; results go to {plan.output_dir}"
     )
 
 

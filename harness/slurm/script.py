@@ -76,8 +76,12 @@ def cluster_problems(cluster: Cluster) -> list[str]:
     return problems
 
 
-def parameters(cluster: Cluster, layout: Layout, name: str) -> dict[str, Any]:
-    """What submitit's Slurm executor is told for one job. Nothing is given that the site decides."""
+def parameters(cluster: Cluster, layout: Layout, name: str, folder: Path) -> dict[str, Any]:
+    """What submitit's Slurm executor is told for one job. Nothing is given that the site decides.
+
+    Args:
+        folder: of scripts and logs, in the run folder.
+    """
     extra: dict[str, Any] = {"requeue": True}
     if cluster.segment and layout.nodes > 1:
         extra["segment"] = layout.nodes
@@ -93,7 +97,7 @@ def parameters(cluster: Cluster, layout: Layout, name: str) -> dict[str, Any]:
         "ntasks_per_node": layout.ranks_per_node,
         "signal_delay_s": cluster.signal_delay_s,
         "stderr_to_stdout": True,
-        "srun_args": [*cluster.srun_args, *_container(cluster)],
+        "srun_args": [*cluster.srun_args, *_container(cluster, folder)],
         "setup": list(cluster.setup) or None,
         "account": cluster.account or None,
         "partition": cluster.partition or None,
@@ -120,13 +124,16 @@ def text(cluster: Cluster, parts: Sequence[Piece], name: str, folder: Path) -> s
     from submitit.slurm.slurm import _make_sbatch_string
 
     command = f"{python_command(cluster)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
-    count = {"map_count": len(parts)} if len(parts) > 1 else {}
-    return _make_sbatch_string(command=command, folder=folder, **parameters(cluster, parts[0].layout, name), **count)
+    words = parameters(cluster, parts[0].layout, name, folder)
+    if len(parts) > 1:
+        words["map_count"] = len(parts)
+    return _make_sbatch_string(command=command, folder=folder, **words)
 
 
-def _container(cluster: Cluster) -> list[str]:
-    """Options of pyxis, https://github.com/NVIDIA/pyxis."""
+def _container(cluster: Cluster, folder: Path) -> list[str]:
+    """Options of pyxis, https://github.com/NVIDIA/pyxis. The run folder lies at the same place inside."""
     if not cluster.container:
         return []
-    mounts = [f"--container-mounts={','.join(cluster.container_mounts)}"] if cluster.container_mounts else []
-    return [f"--container-image={cluster.container}", *mounts]
+    run = folder.absolute().parent
+    mounts = ",".join([f"{run}:{run}", *cluster.container_mounts])
+    return [f"--container-image={cluster.container}", f"--container-mounts={mounts}"]

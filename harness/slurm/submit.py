@@ -225,7 +225,7 @@ def submit_tasks(words: SlurmWords, folder: Path, tasks: Sequence[Callable[[], A
                 folder=folder, max_num_timeout=cluster.max_requeues, python=script.python_command(cluster)
             )
             executor.update_parameters(
-                **{**script.parameters(cluster, words.layout, words.name), "time": words.time_min}
+                **{**script.parameters(cluster, words.layout, words.name, folder), "time": words.time_min}
             )
             if len(tasks) == 1:
                 return [executor.submit(tasks[0]).job_id]

@@ -6,12 +6,9 @@ preemption or the loss of a node, simply starts again: units that are stored are
 
 import contextlib
 import json
-import os
-import socket
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT, SIGTERM, SIGUSR2
 from typing import Any
@@ -25,6 +22,7 @@ from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.seat import Seat
 from epcross.harness.running.session import CANCEL_FILE
 from epcross.harness.running.supervisor import EXIT_CANCELLED, EXIT_DONE, EXIT_FAIL_FAST, EXIT_PREEMPTED
+from epcross.harness.slurm.start import Start, own_address, own_seat, seated, slurm_start
 
 START_LIMIT_S = 900.0  # from the first task to the last: a node may have to fetch its container
 PREBUILD_LIMIT_S = 1000.0
@@ -50,42 +48,6 @@ class RankTask:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """One start of one rank, as Slurm describes it."""
-
-    job_id: str
-    restart: int
-    rank: int
-    size: int
-    local_rank: int
-    nodes: tuple[str, ...]
-    node: str
-    gpus: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Names this start of the job, and no other."""
-        return f"{self.job_id}.{self.restart}"
-
-
-def slurm_start() -> Start:
-    """The start that this process is part of. Names of hosts say nothing where nodes share one: Slurm's own do."""
-    from submitit import JobEnvironment
-
-    environment = JobEnvironment()
-    return Start(
-        job_id=environment.job_id,
-        restart=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-        rank=environment.global_rank,
-        size=environment.num_tasks,
-        local_rank=environment.local_rank,
-        nodes=tuple(environment.hostnames),
-        node=os.environ.get("SLURMD_NODENAME") or environment.hostname,
-        gpus=tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))),
-    )
 
 
 def take_part(task: RankTask, start: Start) -> str:
@@ -114,7 +76,11 @@ def take_part(task: RankTask, start: Start) -> str:
             )
         )
         seats = seated(_gathered(group, own_seat(start).to_json()))
-        allocation = Allocation(task, start, seats, address.host) if start.rank == 0 else None
+        allocation = (
+            Allocation(run, task.piece, start, seats, listen=address.host, fail_fast=task.fail_fast)
+            if start.rank == 0
+            else None
+        )
         try:
             job_file = _agree(group, start, seats, allocation)
             end = End.DONE if job_file is None else _supervise(run, start, Path(job_file))
@@ -177,45 +143,6 @@ def _await_the_end(cancel: Path) -> None:
             return
         time.sleep(POLL_S)
     raise EpcrossError(f"told to end by a signal, and nobody ended or requeued the job within {REQUEUE_LIMIT_S:g} s")
-
-
-def own_seat(start: Start) -> Seat:
-    """This rank's seat as far as it knows; the others tell how many share the node."""
-    return Seat(
-        rank=start.rank,
-        node=start.node,
-        local_rank=start.local_rank,
-        local_size=0,
-        host=socket.gethostname(),
-        gpus=start.gpus,
-        domain=start.node,
-    )
-
-
-def seated(found: Sequence[Mapping[str, Any]]) -> tuple[Seat, ...]:
-    """The rank map, from what every rank says of itself."""
-    seats = [Seat.from_json(seat) for seat in found]
-    count = Counter(seat.node for seat in seats)
-    return tuple(replace(seat, local_size=count[seat.node]) for seat in seats)
-
-
-def own_address(start: Start) -> str:
-    """The address at which the other nodes reach this one: the one from which it reaches them. Nothing is sent.
-
-    Raises:
-        EpcrossError: no other node's name can be resolved.
-    """
-    peers = [node for node in start.nodes if node != start.node]
-    if not peers:
-        return "127.0.0.1"
-    for peer in peers:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((peer, 9))
-            return probe.getsockname()[0]
-    raise EpcrossError(
-        f"{start.node} cannot reach {', '.join(peers)}: their names do not resolve there. Slurm's node names must be "
-        "known to every node (DNS or /etc/hosts)"
-    )
 
 
 def _gathered(group: StoreGroup, value: Any, timeout_s: float | None = None) -> list[Any]:

@@ -1,7 +1,7 @@
 """A real Slurm on this machine: controller, node daemons and accounting, started and stopped by their own process ids.
 
-Four "nodes" are four slurmd of one host, each with a name of its own. Works on Debian 12 (Slurm 22.05) as root; everything
-lies in one folder and listens on the loopback (slurmdbd on every interface: it knows no other way).
+Four "nodes" are four slurmd of one host, each with a name of its own. Works on Debian 12 (Slurm 22.05) as root;
+everything lies in one folder and listens on the loopback (slurmdbd on every interface: it knows no other way).
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd")
 NODES = 4
@@ -79,7 +80,7 @@ class SlurmCluster:
         until(self._all_idle, 60)
 
     def start_node(self, name: str) -> None:
-        subprocess.run([require("slurmd"), "-N", name, "-f", str(self.conf)], check=True, **QUIET)
+        quietly(require("slurmd"), "-N", name, "-f", str(self.conf))
 
     def kill_node(self, name: str) -> None:
         """As if its power went: its daemon and everything of its jobs end at once, without a word to the controller."""
@@ -111,7 +112,7 @@ class SlurmCluster:
         self._write_conf()
         if self.accounting:
             self._database()
-        subprocess.run([require("slurmctld"), "-f", str(self.conf)], check=True, **QUIET)
+        quietly(require("slurmctld"), "-f", str(self.conf))
         for node in self.nodes:
             self.start_node(node)
         until(self._all_idle, 30)
@@ -130,7 +131,7 @@ class SlurmCluster:
         key.write_bytes(os.urandom(128))
         names = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         words = [f"--{option}={folder / name}" for option, name in names.items()]
-        subprocess.run([require("munged"), "--force", *words], check=True, **QUIET)
+        quietly(require("munged"), "--force", *words)
         until(lambda: (folder / "sock").exists(), 10)
 
     def _write_conf(self) -> None:
@@ -211,7 +212,7 @@ PartitionName=high Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
         for path in (folder, folder / "data"):
             shutil.chown(path, "mysql")
         install = ["mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={folder}/data"]
-        subprocess.run([*install, "--auth-root-authentication-method=normal", "--skip-test-db"], check=True, **QUIET)
+        quietly(*install, "--auth-root-authentication-method=normal", "--skip-test-db")
         options = {
             "user": "mysql",
             "datadir": folder / "data",
@@ -224,16 +225,21 @@ PartitionName=high Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
             "innodb-flush-log-at-trx-commit": "0",
         }
         words = [f"--{name}={value}" for name, value in options.items()]
+        none = subprocess.DEVNULL
         self._mariadb = subprocess.Popen(
-            [require("mariadbd"), "--no-defaults", *words], start_new_session=True, **QUIET
+            [require("mariadbd"), "--no-defaults", *words],
+            stdin=none,
+            stdout=none,
+            stderr=none,
+            start_new_session=True,
         )
         client = ["mariadb", "--no-defaults", "-S", str(folder / "sock"), "-uroot"]
-        until(lambda: subprocess.run([*client, "-e", "select 1"], **QUIET, check=False).returncode == 0, 30)
+        until(lambda: quietly(*client, "-e", "select 1", check=False) == 0, 30)
         grants = "".join(
             f"create user 'slurm'@'{host}' identified by 'slurm'; grant all on slurm_acct_db.* to 'slurm'@'{host}';"
             for host in ("localhost", "127.0.0.1")
         )
-        subprocess.run([*client, "-e", f"create database slurm_acct_db; {grants}"], check=True, **QUIET)
+        quietly(*client, "-e", f"create database slurm_acct_db; {grants}")
         path = self.root / "etc" / "slurmdbd.conf"
         path.touch(mode=0o600)
         path.write_text(
@@ -253,7 +259,7 @@ StoragePass=slurm
 StorageLoc=slurm_acct_db
 """
         )
-        subprocess.run([require("slurmdbd")], check=True, env={**os.environ, "SLURM_CONF": str(self.conf)}, **QUIET)
+        quietly(require("slurmdbd"), SLURM_CONF=str(self.conf))
         until(
             lambda: "ci" in self._sacctmgr("-i", "add", "cluster", "ci") + self._sacctmgr("-n", "show", "cluster"), 30
         )
@@ -287,7 +293,12 @@ StorageLoc=slurm_acct_db
         )
 
 
-QUIET = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+def quietly(*words: str, check: bool = True, **variables: str) -> int:
+    """Run a command that has nothing to say; its exit status."""
+    none = subprocess.DEVNULL
+    return subprocess.run(
+        words, env={**os.environ, **variables}, stdin=none, stdout=none, stderr=none, check=check
+    ).returncode
 
 
 def require(name: str) -> str:
@@ -296,7 +307,10 @@ def require(name: str) -> str:
     return path
 
 
-def until(condition: Callable[[], object], limit_s: float) -> object:
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], limit_s: float) -> T:
     """The first true value of `condition`; raises after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):

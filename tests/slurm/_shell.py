@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,14 @@ class Shell:
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
         }
 
-    def __call__(self, *words: str, code: int | None = 0, limit_s: float = 90.0, **variables: str) -> str:
+    def __call__(
+        self, *words: str, code: int | None = 0, limit_s: float = 90.0, variables: Mapping[str, str] | None = None
+    ) -> str:
         """Standard output of `epcross`, which must end with `code`."""
         result = subprocess.run(
             [sys.executable, "-m", "epcross.harness.cli", *words],
             cwd=self.folder,
-            env={**self.environment(), **variables},
+            env={**self.environment(), **(variables or {})},
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -55,7 +58,7 @@ class Shell:
     def submit(self, *words: str, **variables: str) -> "SlurmRun":
         """A run on this cluster."""
         common = ("launcher=slurm", "cluster=ci", "--config-dir", str(HERE / "conf"), "--json")
-        summary = json.loads(self("run", *words, *common, **variables))
+        summary = json.loads(self("run", *words, *common, variables=variables))
         return SlurmRun(self, Path(summary["path"]), summary["jobs"])
 
 

@@ -82,7 +82,7 @@ def test_two_hundred_points_killed_twice_leave_one_row_each(shell: Shell) -> Non
     run = shell.submit(*FENCE, "tokens_per_rank=range(1,201)", "timing.chain_ms=1.0")
     stored = 0
     for _ in range(2):
-        stored = until(lambda: (n := run.units()) > stored + 20 and n, 60)
+        stored = until(lambda least=stored + 20: n if (n := run.units()) > least else 0, 60)
         assert stored < 180, "too fast to be killed in the middle"
         run.kill()
         until(lambda: run.slurm_says("JobState") != "RUNNING", 30)

@@ -10,18 +10,22 @@ from tests.broken_backends import ReferenceBackend
 
 from epcross.harness.backends.base import Group, Shard
 from epcross.harness.point import Point
-from epcross.harness.terms import Scope
+from epcross.harness.terms import Domain, Scope
 
 
 class Spanning(ReferenceBackend):
     """Can be told to be slow, or to lose a rank."""
 
     name = "spanning"
+    domains = frozenset({Domain.CPU, Domain.NVLINK})
     scopes = frozenset(Scope)
 
     @classmethod
     def option_defaults(cls) -> Mapping[str, Any]:
         return {"sleep_s": 0.0, "die_rank": -1}
+
+    def unsupported(self, point: Point) -> str | None:
+        return None
 
     def prepare(self, point: Point, shard: Shard, group: Group) -> None:
         super().prepare(point, shard, group)
