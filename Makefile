@@ -21,7 +21,9 @@ SWEEP ?= quickstart
 
 # Tools write beside the sources or into the home directory unless told otherwise.
 CACHE := $(CURDIR)/$(VENV)/cache
-test test-slow lint format: export XDG_CACHE_HOME := $(CACHE)
+test test-slow lint format notebooks: export XDG_CACHE_HOME := $(CACHE)
+notebooks notebooks-sync: export IPYTHONDIR := $(CACHE)/ipython
+notebooks notebooks-sync: export JUPYTER_DATA_DIR := $(CACHE)/jupyter
 export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
@@ -34,6 +36,7 @@ export PYTHONNOUSERSITE := 1
 hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 CORE := $(VENV)/core-$(call hash,locks/build.lock locks/core.lock pyproject.toml)
 TOOLS := $(VENV)/tools-$(call hash,locks/build.lock locks/core.lock locks/test.lock pyproject.toml)
+NVRTC := $(VENV)/nvrtc-$(call hash,locks/nvrtc.lock)
 PIP = $(BIN)/python -m pip install --quiet --no-input
 
 # `alone` tests start process groups or measure time; the rest share the cores.
@@ -44,15 +47,15 @@ version = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null)
 ifneq ($(filter command environment,$(origin PYTHON)),)
 ifneq ($(wildcard $(BIN)/python),)
 ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
-.PHONY: $(BIN)/python $(CORE) $(TOOLS)
+.PHONY: $(BIN)/python $(CORE) $(TOOLS) $(NVRTC)
 endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels test test-slow prove bench evidence lint format torch lock clean
+.PHONY: help quickstart setup kernels prebuild test test-slow prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: setup kernels ## install, build the CPU kernels, run sweeps/quickstart.yaml; prints a table and the run's path
 	@$(BIN)/epcross run sweep=$(SWEEP)
@@ -78,7 +81,7 @@ $(BIN)/python:
 # setuptools first, from its own lock: the source-only dependency is then built with it rather than with a fresh download.
 $(CORE): | $(BIN)/python
 	@echo "Installing locks/core.lock into $(VENV)"
-	@rm -f $(VENV)/core-* $(VENV)/tools-*
+	@rm -f $(VENV)/core-* $(VENV)/tools-* $(VENV)/nvrtc-*
 	@$(PIP) --require-hashes -r locks/build.lock
 	@$(PIP) --require-hashes --no-build-isolation -r locks/core.lock
 	@$(PIP) --no-deps --no-build-isolation --editable .
@@ -111,6 +114,12 @@ prove: setup ## check the model of the protocols exhaustively, and find every se
 bench: setup kernels ## judge the speed of the CPU kernels against each other, gloo and the floor (RUN=... an earlier run)
 	@$(BIN)/python tests/benchmark/speed.py $(RUN)
 
+notebooks: $(TOOLS) ## execute every notebook; with outputs they lie in build/notebooks (NAME=01_quickstart for one)
+	@$(BIN)/python -m epcross.harness.analysis.notebooks $(NAME)
+
+notebooks-sync: $(TOOLS) ## make both files of each notebook agree; the newer one wins
+	@$(BIN)/jupytext --quiet --sync notebooks/*.py
+
 evidence: setup ## make every figure and number of the documents anew from results/measured (RUN=... commits a run first)
 	@$(BIN)/python -m epcross.harness.analysis.evidence $(RUN)
 
@@ -123,6 +132,17 @@ format: $(TOOLS) ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
+prebuild: nvrtc ## compile the GPU kernels for every architecture, or those in ARCH=... (needs no GPU)
+	@$(BIN)/python -m epcross.kernels.onesided.jit $(ARCH)
+
+nvrtc: $(NVRTC) ## add the compiler of the GPU kernels (needs no GPU)
+
+$(NVRTC): $(CORE)
+	@echo "Installing locks/nvrtc.lock into $(VENV)"
+	@rm -f $(VENV)/nvrtc-*
+	@$(PIP) --require-hashes -r locks/nvrtc.lock
+	@touch $@
+
 torch: $(CORE) ## add CPU torch, for the gloo baseline (TORCH=2.13.0, TORCH_PIP=pip's index options)
 	@$(PIP) $(TORCH_PIP) torch==$(TORCH)
 
@@ -133,7 +153,8 @@ lock: ## write the locks anew from pyproject.toml (needs uv)
 	export UV_CUSTOM_COMPILE_COMMAND='make lock'; \
 	$$lock locks/build.in -o locks/build.lock; \
 	$$lock -c locks/build.lock pyproject.toml -o locks/core.lock; \
-	$$lock -c locks/core.lock --extra test --extra lint pyproject.toml -o locks/test.lock
+	$$lock -c locks/core.lock --extra test --extra lint --extra notebooks pyproject.toml -o locks/test.lock; \
+	$$lock -c locks/core.lock locks/nvrtc.in -o locks/nvrtc.lock
 
 clean: ## remove .venv and with it every cache
 	@rm -rf $(VENV) src/epcross.egg-info build dist

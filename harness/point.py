@@ -141,3 +141,8 @@ class Unit:
 
     point: Point
     launch: int
+
+
+def processes(ep_size: int, sharing: Sharing) -> int:
+    """How many processes hold the ranks of a group: one for each, or one for all that a single launch serves."""
+    return 1 if sharing is Sharing.ONE_LAUNCH else ep_size

@@ -1,17 +1,18 @@
 """The row: one dataclass whose field order, names and doc strings are the column dictionary.
 
-`results/README.md` is checked against it. A change of a column's meaning raises `SCHEMA_VERSION`.
+`results/README.md` is checked against it. A new column, or a change of a column's meaning, raises `SCHEMA_VERSION`;
+rows of an older version are read with null in the columns they lack.
 """
 
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
-def column(doc: str, default: Any = None) -> Any:
-    """A field of `Record` with its documentation."""
-    return field(default=default, metadata={"doc": doc})
+def column(doc: str, default: Any = None, *, since: int = 1) -> Any:
+    """A field of `Record` with its documentation, and the schema version that it came with."""
+    return field(default=default, metadata={"doc": doc, "since": since})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,11 @@ class Record:
     pairs: int = column("Pairs timed per rank in this series (fill excluded).", 0)
     verified_rounds: int | None = column("Rounds of the unit whose every output was compared, on every rank.")
     start_skew_us: float | None = column("Median over iterations of last minus first start over ranks (entry).")
+    start_skew_error_us: float | None = column("By how much the ranks' clocks may differ beside that (entry).", since=2)
+    enqueued: str | None = column(
+        "How pairs were issued: host (a loop on the CPU), graph (a CUDA graph, replayed) or eager (a loop, for a GPU).",
+        since=2,
+    )
     instrumentation_us: float | None = column("An empty pair through the same timing path; never subtracted.")
 
     ids_hash: str | None = column("Hash of all ranks' slot ids of the sets used.")
@@ -95,6 +101,14 @@ class Record:
     protocol_bytes: int | None = column("Flags, padding and re-arm per pair, largest over ranks.")
     workspace_bytes: int | None = column("Held per rank for the exchange, largest over ranks.")
     num_sms: int = column("SMs used by the backend; 0 on the CPU.", 0)
+    sm_clock_mhz: int | None = column("Lowest SM clock of any rank's GPU, read before and after timing.", since=2)
+    memory_clock_mhz: int | None = column("Lowest memory clock, likewise.", since=2)
+    gpu_temperature_c: int | None = column(
+        "Highest temperature of any rank's GPU, likewise, in degrees Celsius.", since=2
+    )
+    throttle_reasons: str | None = column(
+        "What held clocks down then, sorted, joined by a space; empty if nothing did.", since=2
+    )
 
     measure_hash: str = column("Hash of the sources that can change a number.", "")
     machine: str = column("Hash of what makes two machines comparable; see environment.json.", "")

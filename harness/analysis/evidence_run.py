@@ -57,7 +57,7 @@ class EvidenceRun:
 
 
 def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
-    """Sweep -> the newest run of it in `folder`, by run id.
+    """Sweep -> the newest run of it in `folder`, by the time it was made: run ids name only its second.
 
     Raises:
         StoreError: a run cannot be read.
@@ -66,7 +66,9 @@ def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
     for path in _by_name(folder.glob("*/rows.parquet")):
         for documents in _by_name(path.parent.glob("runs/*/run.json")):
             run = open_run(documents.parent)
-            newest[run.sweep] = read_run(path.parent, run)
+            known = newest.get(run.sweep)
+            if known is None or (run.created, run.run_id) > (known.run.created, known.run.run_id):
+                newest[run.sweep] = read_run(path.parent, run)
     return newest
 
 

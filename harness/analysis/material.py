@@ -59,17 +59,17 @@ class Material:
 
 
 def load(paths: Sequence[Path]) -> Material:
-    """The runs at `paths`.
+    """The runs at `paths`: run directories, and merged folders with all the runs in them.
 
     Raises:
-        StoreError: a path is no run, or one of its documents is damaged.
+        StoreError: a path is neither, or one of its documents is damaged.
         ConfigError: a run is given twice, or the runs are of several domains.
     """
     import pyarrow as pa
 
     from epcross.harness.analysis.frame import load as load_frame
 
-    runs = tuple(_open(path) for path in paths)
+    runs = tuple(run for path in paths for run in _open_all(path))
     ids = [run.run_id for run in runs]
     twice = sorted({run_id for run_id in ids if ids.count(run_id) > 1})
     if twice:
@@ -85,12 +85,24 @@ def load(paths: Sequence[Path]) -> Material:
     return Material(runs=runs, samples=samples, frame=frame)
 
 
-def _open(path: Path) -> Run:
+def _open_all(path: Path) -> list[Run]:
+    """The run at `path`, or every run of the merged folder there."""
+    merged = sorted(document.parent for document in path.glob("runs/*/run.json"))
+    if (path / "run.json").is_file() or not merged:
+        return [_open(path, tables=path)]
+    return [_open(folder, tables=path) for folder in merged]
+
+
+def _open(path: Path, *, tables: Path) -> Run:
+    """The run whose documents are at `path`; its rows are its units, or else in the tables of that folder."""
     directory = open_run(path)
     plan = Plan.from_json(directory.plan)
-    if (path / ROWS_FILE).is_file() and not directory.units.is_dir():  # a deposited run has tables and no units
-        records = tuple(Record(**row) for row in read_rows_table(path / ROWS_FILE).to_pylist())
-        samples, problems = read_samples_table(path / SAMPLES_FILE), []
+    if (tables / ROWS_FILE).is_file() and not directory.units.is_dir():  # a deposited run has tables and no units
+        import pyarrow.compute as pc
+
+        own = pc.field("run_id") == directory.run_id
+        records = tuple(Record(**row) for row in read_rows_table(tables / ROWS_FILE).filter(own).to_pylist())
+        samples, problems = read_samples_table(tables / SAMPLES_FILE).filter(own), []
         missing = len(planned_keys(plan.points, plan.timing)) - len(records)
     else:
         units, problems = read_units(directory)

@@ -1,15 +1,70 @@
-"""All figures of a report, in the order of its page."""
+"""All figures: of a report, in the order of its page, or one by one.
 
+(scene,) = plots.load("results/runs/<run_id>")
+plots.figure(scene, "latency")
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epcross.harness.analysis import material as materials
 from epcross.harness.analysis.cells import Cell, cells
-from epcross.harness.analysis.figures import bandwidth, crossover_map, latency, phases, ratio, skew, variance
+from epcross.harness.analysis.figures import (
+    bandwidth,
+    crossings,
+    crossover_map,
+    latency,
+    phases,
+    ratio,
+    skew,
+    variance,
+)
 from epcross.harness.analysis.figures.canvas import Figure, Omitted
 from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.style import Styles, theme
+from epcross.harness.errors import InputError
 
-FIGURES = (latency.draw, ratio.draw, crossover_map.draw, phases.draw, bandwidth.draw, skew.draw, variance.draw,
-           latency.draw_flagged)  # fmt: skip
-"""Flagged points come last, apart from every headline."""
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from epcross.harness.claims.findings import Judgement
+
+FIGURES: Mapping[str, Callable[[Scene], Figure | Omitted]] = {
+    "latency": latency.draw,
+    "ratio": ratio.draw,
+    "crossover_map": crossover_map.draw,
+    "crossings": crossings.draw,
+    "phases": phases.draw,
+    "bandwidth": bandwidth.draw,
+    "skew": skew.draw,
+    "variance": variance.draw,
+    "latency_flagged": latency.draw_flagged,
+}
+"""Name -> what draws it. Flagged points come last, apart from every headline."""
+
+
+def load(*paths: Path | str) -> list[Scene]:
+    """The settings that these runs measured: run directories, or folders of results/measured.
+
+    Raises:
+        StoreError: a path is no run, or one of its documents is damaged.
+        ConfigError: a run is given twice, or the runs are of several domains.
+    """
+    return scenes(materials.load([Path(path) for path in paths]))
+
+
+def figure(scene: Scene, name: str) -> Figure | Omitted:
+    """One figure of a setting, or the reason why there is none. A notebook shows it with its caption.
+
+    Raises:
+        InputError: no such figure.
+    """
+    if name not in FIGURES:
+        raise InputError(f"there is no figure '{name}'; there are {', '.join(FIGURES)}")
+    with theme():
+        return FIGURES[name](scene)
 
 
 def scenes(material: Material) -> list[Scene]:
@@ -34,4 +89,24 @@ def scenes(material: Material) -> list[Scene]:
 def draw(scene: Scene) -> list[Figure | Omitted]:
     """Every figure of one setting, or the reason why there is none."""
     with theme():
-        return [figure(scene) for figure in FIGURES]
+        return [one(scene) for one in FIGURES.values()]
+
+
+def domains(frame: "pd.DataFrame") -> Figure | Omitted:
+    """Latencies of several domains side by side, published ones among them, never on one line (see `figures.domains`).
+
+    Raises:
+        InputError: two published values would stand at one place.
+    """
+    from epcross.harness.analysis.figures import domains as drawn
+
+    with theme():
+        return drawn.draw(frame)
+
+
+def verdicts(judgements: "Sequence[Judgement]", note: str = "") -> Figure | Omitted:
+    """Claims at a glance, as `claims.evaluate` judged them (see `figures.verdicts`)."""
+    from epcross.harness.analysis.figures import verdicts as drawn
+
+    with theme():
+        return drawn.draw(judgements, note)

@@ -17,7 +17,7 @@ from epcross.harness.claims.claim import (
     System,
 )
 from epcross.harness.planning.typed import suggest
-from epcross.harness.terms import PlacementKind, Regime, RoutingKind, RowFormat, Scope, Sharing
+from epcross.harness.terms import Phase, PlacementKind, Regime, RoutingKind, RowFormat, Scope, Sharing
 
 FACTORS: Mapping[str, type] = {
     "model": str, "num_experts": int, "num_slots": int, "top_k": int, "hidden": int, "intermediate": int,
@@ -31,6 +31,7 @@ NUMBERS = tuple(name for name, kind in FACTORS.items() if kind is int)
 """Factors that may be given as a range."""
 
 
+_OF_BYTES = (Quantity.WIRE_MULTIPLE, Quantity.BANDWIDTH_SHARE, Quantity.BANDWIDTH_CHANGE)
 _WITHOUT_PHASE = (*OF_PUBLISHED, Quantity.SHARE, Quantity.SHARE_TREND, Quantity.INCORRECT_ROWS)
 
 
@@ -58,6 +59,8 @@ def claim_problems(
         problems.append(f"phase is missing; quantity {claim.quantity} is of one phase")
     if claim.quantity in _WITHOUT_PHASE and claim.phase is not None:
         problems.append(f"phase {claim.phase} is of no use with quantity {claim.quantity}; leave it out")
+    if claim.quantity in _OF_BYTES and claim.phase in (Phase.STAGE, Phase.LAYER, Phase.LAYER_COMM):
+        problems.append(f"quantity {claim.quantity} needs a phase whose bytes are counted, not {claim.phase}")
     if (claim.change is not None) != (claim.quantity in OF_CHANGE):
         problems.append(f"change goes with the quantities {', '.join(OF_CHANGE)}, and with no other")
     if (claim.kind in APART) != published:

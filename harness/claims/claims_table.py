@@ -38,7 +38,7 @@ def claims_table(judgements: Sequence[Judgement], note: str) -> RenderableType:
     table.add_column("claim", no_wrap=True, min_width=5)
     table.add_column("statement", ratio=1, overflow="fold")
     table.add_column("bounds", max_width=12, overflow="fold")
-    for name, width in (("way", 10), ("found", _FOUND_WIDTH), ("verdict", 17)):
+    for name, width in (("way", 10), ("found", _FOUND_WIDTH), ("verdict", 19)):
         table.add_column(name, no_wrap=True, max_width=width)
     for _, group in itertools.groupby(judgements, key=lambda one: one.claim.id):
         ways = list(group)  # stacked in one line of the table, so that a statement stands once
@@ -72,20 +72,7 @@ def claim_page(judgement: Judgement) -> RenderableType:
         head.append(f"measured by: epcross run sweep={claim.sweep}")
     parts: list[RenderableType] = [Text(line) for line in head]
     if judgement.readings:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
-        for name, width in (
-            ("subject", 16),
-            ("against", 14),
-            ("left open", 25),
-            ("at", 12),
-            ("found", 19),
-            ("verdict", 14),
-        ):
-            table.add_column(name, overflow="fold", max_width=width)
-        for reading in judgement.readings:
-            for number_of, finding in enumerate(reading.findings or (None,)):
-                table.add_row(*_line(reading, finding, first=number_of == 0))
-        parts.append(table)
+        parts += _readings(judgement.readings)
         if not all(one.headline for one in judgement.readings):
             parts.append(Text("* counts for the verdict; other lines show each backend by itself"))
     verdict = f"Verdict: {judgement.verdict}" + (f": {judgement.reason}" if judgement.reason else "")
@@ -117,14 +104,32 @@ def as_json(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
     return _plain(found)
 
 
-def _line(reading: Reading, finding: Finding | None, *, first: bool) -> list[Text]:
+def _readings(readings: Sequence[Reading]) -> list[RenderableType]:
+    """What all readings share, and a line for each number."""
+    values = {name: {str(one.factors.get(name)) for one in readings} for name in readings[0].factors}
+    varied = [name for name, found in values.items() if len(found) > 1]
+    shared = [f"{name}={min(found)}" for name, found in values.items() if len(found) == 1]
+    places = sorted({one.product for one in readings if one.product})
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
+    for name, width in (("subject", 20), ("against", 13), *([("left open", 20)] if varied else [])):
+        table.add_column(name, overflow="fold", max_width=width)
+    for name, width in (("at", 16), ("found", 20), ("verdict", 14)):
+        table.add_column(name, overflow="fold", max_width=width)
+    for reading in readings:
+        for nth, finding in enumerate(reading.findings or (None,)):
+            table.add_row(*_line(reading, finding, varied, first=nth == 0))
+    alike = [Text(f"in all readings: {', '.join([*places, *shared])}")] if places or shared else []
+    return [*alike, table]
+
+
+def _line(reading: Reading, finding: Finding | None, varied: Sequence[str], *, first: bool) -> list[Text]:
     star = "*" if reading.headline else " "
-    factors = " ".join(f"{name}={value}" for name, value in reading.factors.items())
+    factors = " ".join(f"{name}={reading.factors.get(name)}" for name in varied)
     verdict = reading.verdict if finding is None else finding.verdict
     return [
         Text(f"{star}{reading.subject}" if first else ""),
         Text(reading.baseline if first else ""),
-        Text(factors if first else ""),
+        *([Text(factors if first else "")] if varied else []),
         Text(finding.at if finding else ""),
         Text(interval_text(finding) if finding else reading.reason),
         Text(str(verdict), style=_STYLES.get(verdict, "dim")),

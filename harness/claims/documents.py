@@ -35,6 +35,8 @@ def read_text(path: Path) -> str:
         InputError: it is missing, too large or no UTF-8 text.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no file")
         if path.stat().st_size > LARGEST_BYTES:
             raise InputError(f"{path} is larger than {LARGEST_BYTES // 1_000_000} MB; no table of a paper is")
         return path.read_bytes().decode("utf-8-sig")

@@ -27,8 +27,8 @@ from epcross.harness.claims.claim import Batches, Claim, Quantity
 from epcross.harness.measuring.stats import IntervalKind
 from epcross.harness.terms import Phase
 
-MIN_TREND_POINTS = 3
-"""Batches below which a slope is no trend."""
+MIN_POINTS = 3
+"""Batches below which a slope is no trend, and a lead no crossover."""
 
 
 class NotEnough(Exception):
@@ -78,7 +78,7 @@ def of_one(claim: Claim, rows: Series, *, nominal_gbps: float) -> list[Estimate]
     view = "wire_bytes" if claim.quantity is Quantity.WIRE_MULTIPLE else "rank_bytes"
     bytes_of_rank = _bytes_of_rank(rows, view, curve.tokens)
     if not (bytes_of_rank > 0).all():
-        raise NotEnough(f"no bytes cross the interconnect at {curve.tokens[bytes_of_rank <= 0][0]} tokens")
+        raise NotEnough(f"no bytes were counted at {curve.tokens[~(bytes_of_rank > 0)][0]} tokens")
     nominal_us = bytes_of_rank / nominal_gbps / 1e3
     if claim.quantity is Quantity.WIRE_MULTIPLE:
         scaled = _Curve(tokens=curve.tokens, value=curve.value / nominal_us, draws=curve.draws / nominal_us[:, None])
@@ -98,6 +98,7 @@ def over_baseline(claim: Claim, subject: Series, baseline: Series) -> list[Estim
     if claim.quantity is Quantity.SPEEDUP_TREND:
         return [_slope(ratio, base)]
     if claim.quantity is Quantity.CROSSOVER:
+        _require_points(ratio, "crossover")
         return [_crossing(_widened(ratio, base), base)]
     return _batches(claim, ratio, base)
 
@@ -223,12 +224,14 @@ def _of_all(curve: _Curve, statistic: Callable[[Float64], Float64], base: Suppor
     return _estimate("", float(value[0]), draws[0], base)
 
 
+def _require_points(curve: _Curve, what: str) -> None:
+    if (points := len(curve.tokens)) < MIN_POINTS:
+        raise NotEnough(f"a {what} needs {MIN_POINTS} token counts, measured on both sides; there are {points}")
+
+
 def _slope(curve: _Curve, base: Support) -> Estimate:
     """Least-squares slope of the logarithm over the logarithm of the tokens: 1 doubles with every doubling."""
-    if len(curve.tokens) < MIN_TREND_POINTS:
-        raise NotEnough(
-            f"a trend needs {MIN_TREND_POINTS} token counts, measured on both sides; there are {len(curve.tokens)}"
-        )
+    _require_points(curve, "trend")
     wide = _widened(curve, base)
     x = np.log(curve.tokens.astype(np.float64))
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()

@@ -8,7 +8,7 @@ from typing import Any
 from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import Claim, Way
 from epcross.harness.claims.hardware import is_one
-from epcross.harness.claims.verdict import JUDGED, Verdict
+from epcross.harness.claims.verdict import HOLDS, JUDGED, Verdict
 
 _WIDTH = 20  # of an interval in a table
 
@@ -67,7 +67,7 @@ def why(findings: Sequence[Finding], verdict: Verdict) -> str:
 def reason(claim: Claim, book: Book, heads: Sequence[Reading], verdict: Verdict) -> str:
     """For which open factors it holds and for which not, which were not measured, and on what hardware it was."""
     counted = [one for one in heads if one.verdict in JUDGED] or list(heads)
-    sentences = [_by_reading(claim, counted, verdict)]
+    sentences = [_by_reading(claim, counted)]
     if verdict in JUDGED:
         seen = {name: {str(one.factors.get(name)) for one in counted} for name in claim.open}
         gaps = [
@@ -75,15 +75,15 @@ def reason(claim: Claim, book: Book, heads: Sequence[Reading], verdict: Verdict)
             for name, values in claim.open.items()
             if (unseen := [str(value) for value in values if str(value) not in seen[name]])
         ]
-        sentences.append(f"left open and not measured: {'; '.join(gaps)}" if gaps else "")
+        sentences.append(f"Left open and not measured: {'; '.join(gaps)}" if gaps else "")
         products = sorted({one.product for one in counted if one.product})
         others = [name for name in products if not is_one(book.systems[claim.hardware], name)]
-        sentences.append(f"on {', '.join(others)}, where the source has {claim.hardware}" if others else "")
+        sentences.append(f"On {', '.join(others)}, where the source has {claim.hardware}" if others else "")
     return ". ".join(filter(None, sentences))
 
 
-def _by_reading(claim: Claim, counted: Sequence[Reading], verdict: Verdict) -> str:
-    labels = _labels(claim, counted)
+def _by_reading(claim: Claim, counted: Sequence[Reading]) -> str:
+    labels = labels_of(claim, counted)
     texts: dict[str, list[str]] = {}
     for label, one in zip(labels, counted, strict=True):
         texts.setdefault(f"{one.verdict} ({one.reason})" if one.reason else str(one.verdict), []).append(label)
@@ -91,10 +91,10 @@ def _by_reading(claim: Claim, counted: Sequence[Reading], verdict: Verdict) -> s
         return counted[0].reason
     words = "; ".join(f"{text} for {listed(own)}" for text, own in texts.items())
     verdicts = {one.verdict for one in counted}
-    return f"it depends: {words}" if verdict is Verdict.INCONCLUSIVE and len(verdicts) > 1 else words
+    return f"it depends: {words}" if Verdict.OUTSIDE in verdicts and verdicts & set(HOLDS) else words
 
 
-def _labels(claim: Claim, readings: Sequence[Reading]) -> list[str]:
+def labels_of(claim: Claim, readings: Sequence[Reading]) -> list[str]:
     """What sets each reading apart from the others."""
     varying = [name for name in claim.open if len({str(one.factors.get(name)) for one in readings}) > 1]
     apart = [name for name in ("subject", "product") if len({getattr(one, name) for one in readings}) > 1]

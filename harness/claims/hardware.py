@@ -39,8 +39,12 @@ def with_products(measured: "pd.DataFrame", paths: Sequence[Path]) -> "pd.DataFr
 
 
 def is_one(system: System, product: str) -> bool:
-    """Whether a product, such as `NVIDIA H200`, is of this system; any is, of one that names none."""
-    return not system.products or any(re.search(rf"\b{re.escape(word)}\b", product) for word in system.products)
+    """Whether a product, such as `NVIDIA H200`, is of this system; any is, of a system that names none.
+
+    Of several products all must be. A word must stand by itself: `NVIDIA GB200` is no B200.
+    """
+    words = "|".join(map(re.escape, system.products))
+    return not words or all(re.search(rf"\b({words})\b", one) for one in product.split(", "))
 
 
 def system_of(book: Book, product: str) -> System | None:

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_FOLLOWERS: Mapping[str, tuple[str, ...]] = {
+    "model": ("num_experts", "num_slots", "top_k", "hidden", "intermediate"),
+    "routing": ("routing_params",),
+    "placement": ("num_slots",),
+}
+"""Columns that change with a factor."""
+
+
 class NoRows(Exception):
     """Why there is nothing to judge by."""
 
@@ -52,7 +60,8 @@ def select(
         left = rows[rows[name].map(fits).astype(bool)]
         if left.empty:
             seen = ", ".join(sorted(map(str, fits)))
-            raise NoRows(Verdict.NOT_COMPARABLE, f"{names}: measured at {name} {seen}, not at {words}")
+            where = f"on {seen}" if name == "product" else f"at {name} {seen}"
+            raise NoRows(Verdict.NOT_COMPARABLE, f"{names}: measured {where}, not {words}")
         rows = left
     return rows
 
@@ -70,32 +79,37 @@ def _of_members(rows: "pd.DataFrame", members: Sequence[Member]) -> "pd.Series":
     for member in members:
         own = rows["backend"] == member.backend
         if member.options:
-            fits = {
-                text: all(json.loads(text).get(name) == value for name, value in member.options.items())
-                for text in rows.loc[own, "options"].unique()
-            }
+            fits = {text: _has_options(text, member) for text in rows.loc[own, "options"].unique()}
             own &= rows["options"].map(fits).eq(True)
         chosen |= own
     return chosen
 
 
+def _has_options(text: str, member: Member) -> bool:
+    try:
+        options = json.loads(text)
+    except ValueError:  # of rows that something else wrote
+        return False
+    return isinstance(options, dict) and all(options.get(name) == value for name, value in member.options.items())
+
+
 def _conditions(claim: Claim, book: Book) -> Iterator[tuple[str, Callable[[Any], bool], str]]:
     """Column, test of a value, and words for what is allowed; what says most about a row first."""
-    yield "domain", partial(_is_among, [Domain.NVLINK]), f"{Domain.NVLINK}, one rank per GPU"
+    yield "domain", partial(_is_among, [Domain.NVLINK]), f"at {Domain.NVLINK}, one rank per GPU"
     system = book.systems[claim.hardware]
     if claim.kind is Kind.ABSOLUTE:
-        yield "product", partial(is_one, system), f"{claim.hardware}, as an absolute claim needs"
+        yield "product", partial(is_one, system), f"on {claim.hardware}, and the claim is absolute"
     if claim.quantity in (Quantity.SHARE, Quantity.SHARE_TREND):
-        yield "phase", partial(_is_among, [Phase.LAYER, Phase.LAYER_COMM]), f"{Phase.LAYER} and {Phase.LAYER_COMM}"
+        yield "phase", partial(_is_among, [Phase.LAYER, Phase.LAYER_COMM]), f"at {Phase.LAYER} and {Phase.LAYER_COMM}"
     elif claim.phase is not None:
-        yield "phase", partial(_is_among, [claim.phase]), str(claim.phase)
+        yield "phase", partial(_is_among, [claim.phase]), f"at {claim.phase}"
     for name, values in {**claim.where, **_change_values(claim), **claim.open}.items():
         if isinstance(values, Mapping):
             low, high = values.get("from", 0), values.get("to", inf)
-            yield name, partial(_is_between, low, high), f"{low:g} to {high:g}"
+            yield name, partial(_is_between, low, high), f"at {low:g} to {high:g}"
         else:
             allowed = as_list(values)
-            yield name, partial(_is_among, allowed), " or ".join(map(str, allowed))
+            yield name, partial(_is_among, allowed), f"at {' or '.join(map(str, allowed))}"
 
 
 def _is_among(allowed: Sequence[Any], value: Any) -> bool:
@@ -120,7 +134,8 @@ def keys(claim: Claim) -> list[str]:
     """What the rows of one reading agree in."""
     from epcross.harness.analysis.frame import CONDITIONS
 
-    apart = {"phase", *axes(claim), *_change_values(claim)}
+    varied = [*axes(claim), *_change_values(claim)]
+    apart = {"phase", *varied, *(follower for name in varied for follower in _FOLLOWERS.get(name, ()))}
     tokens = ["tokens_per_rank"] if "tokens_per_rank" in claim.open else []
     return [*(name for name in CONDITIONS if name not in apart), *tokens, "product"]
 
@@ -161,6 +176,12 @@ def unlike(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
     if differing.empty:
         return ""
     return f"the two sides had other token ids at {differing.index[0][0]} tokens"
+
+
+def issued(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
+    """How the pairs of the two sides were issued, where that differs: replaying a graph spares a loop's launches."""
+    ways = [" or ".join(sorted(set(own["enqueued"].dropna()))) or "not reported" for own in (rows, other)]
+    return f"pairs issued by {ways[0]} against {ways[1]}" if ways[0] != ways[1] else ""
 
 
 def as_list(values: Any) -> list[Any]:

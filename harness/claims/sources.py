@@ -8,6 +8,7 @@
 The package carries its own folder; a `results/reference` of the current directory is read beside it.
 """
 
+import filecmp
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,12 +90,18 @@ def source_folders(folders: Sequence[Path]) -> dict[str, Path]:
     for root in folders:
         for folder in sorted(path.parent for path in root.glob(f"*/{SOURCE_FILE}")):
             problems += name_problems(folder.name, str(folder))
-            if folder.name in found:
+            if folder.name in found and not _same_files(found[folder.name], folder):
                 problems.append(f"source '{folder.name}' exists twice: {found[folder.name]} and {folder}; rename one")
             found.setdefault(folder.name, folder)
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same: an installed epcross used in a checkout of it sees every source twice."""
+    names = [sorted(path.name for path in folder.iterdir()) for folder in (one, other)]
+    return names[0] == names[1] and filecmp.cmpfiles(one, other, names[0], shallow=False)[0] == names[0]
 
 
 def name_problems(name: str, where: str) -> list[str]:

@@ -1,5 +1,6 @@
 """`epcross check`: does a backend do what the contract says, on this machine, in processes as in a run?"""
 
+import contextlib
 import math
 import shutil
 import sys
@@ -40,7 +41,9 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     """Hold a backend to the contract: small cases that go wrong elsewhere, each verified bit by bit on every rank, in
     processes as in a run. Takes about a minute; nothing is timed or stored.
 
-    Words: backend=NAME, ep_size=2, case=NAME and seed=N for one case alone, backend.options.NAME=VALUE. A failure
+    Words: backend=NAME, ep_size=2, device=NAME, case=NAME and seed=N for one case alone, backend.options.NAME=VALUE.
+    Where no device is named, the ranks are processes on the CPU if the backend runs there, else one GPU has all of
+    them. A failure
     names case, seed, and the first wrong rank, token and column, and the line that runs it again. The exit code is 0
     only if every case passes or is refused with a reason, and one passes.
 
@@ -51,7 +54,9 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     from epcross.harness.errors import EpcrossError
     from epcross.harness.running.check_ranks import CheckRanks
     from epcross.harness.running.check_request import read_request
+    from epcross.harness.running.mps import mps_environment
     from epcross.harness.running.prebuild import prebuild
+    from epcross.harness.terms import Sharing
     from epcross.kernels.shm.segment import remove_stale
 
     if math.isnan(limit_s):  # which is in every range
@@ -68,7 +73,11 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
         console.print(f"{config.name}, EP {request.ep_size}: building what can be built ahead", soft_wrap=True)
         if failures := prebuild({config.name: config}, folder, folder):
             raise EpcrossError(f"{config.name} cannot be checked: {failures[config.name]}")
-        with CheckRanks(config, request.options, request.ep_size, folder, limit_s) as ranks:
+        with contextlib.ExitStack() as around:
+            env = around.enter_context(mps_environment()) if request.device.sharing is Sharing.PROCESSES else {}
+            ranks = around.enter_context(
+                CheckRanks(config, request.options, request.ep_size, folder, limit_s, device=request.device, env=env)
+            )
             fine = _Report(console, request).run(ranks)
         if not fine:
             console.print(f"What the ranks wrote: {folder}", soft_wrap=True, markup=False)

@@ -90,7 +90,7 @@ def on_cluster(
     """
     if problems := script.cluster_problems(cluster):
         raise ConfigError(problems)
-    size = layout.nodes * layout.ranks_per_node
+    size = layout.tasks
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     folder = folder.absolute() / stamp
     try:

@@ -5,15 +5,17 @@ rank 0 returns the rows. A wrong output is a result (`incorrect`); anything else
 supervisors record it.
 """
 
-import statistics
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from epcross.harness.backends.base import Backend, Description, Group, Int32, Shard
-from epcross.harness.measuring.timing import EmptyPair, StartLine, entry_series, pairs_for, steady_series
+from epcross.harness.backends.base import Backend, Description, Group, Int32
+from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, open_monitor, summary
+from epcross.harness.measuring.timer import HostTimer, Timer
+from epcross.harness.measuring.timing import pairs_for
 from epcross.harness.measuring.unit_rows import (
     Chain,
     chains_from_bytes,
@@ -26,8 +28,9 @@ from epcross.harness.measuring.unit_rows import (
 from epcross.harness.point import Point, Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext, base_record, failed_records
-from epcross.harness.terms import Flag, Phase, Regime, Stage, Status
-from epcross.harness.verification.verify import Checker
+from epcross.harness.terms import Domain, Flag, Phase, Stage, Status
+from epcross.harness.verification.local_ranks import LocalRanks, local_ranks
+from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload import traffic
 from epcross.harness.workload.batches import GroupBatch, group_batch, ids_hash
 from epcross.harness.workload.placement import Slots, lay_out
@@ -37,7 +40,6 @@ EXACT_SET = 1_000
 """Set numbers from here on are used in checks only, so that a check never repeats a timed set's ids."""
 
 FRESH_SET = 2_000
-INSTRUMENT_ITERATIONS = 64
 
 
 class Incorrect(Exception):
@@ -73,7 +75,8 @@ def measure_unit(
     facts: dict[str, Any] = {}
     try:
         chains = session.run()
-        facts = {"instrumentation_us": session.instrument_us(), **session.traffic_fields()}
+        facts = {**session.timer_fields(), **session.gpu_fields(), **session.traffic_fields()}
+        flags |= session.flags
         facts |= described_fields(backend, session.descriptions())
     except Incorrect as found:
         wrong = found
@@ -129,8 +132,11 @@ class UnitSession:
         self.report_stage = report_stage
         self.oversubscribed = oversubscribed
         self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
-        self.checker = Checker(point, group.rank, self.slots, backend.weights_by, backend.reduction)
-        self.line: StartLine | None = None
+        self.ranks: LocalRanks = local_ranks(backend, point, group, self.slots)
+        self.timer: Timer | None = None
+        self.monitor: GpuMonitor | None = None
+        self.gpu_states: list[GpuState] = []  # of this process's GPU, before and after each seed's series
+        self.flags: frozenset[Flag] = frozenset()  # that the measurement itself earned
         self.ids: list[tuple[Int32, ...]] = []
         self.counts: list[traffic.Traffic] = []
         self.verified_rounds = 0  # that every rank found right
@@ -150,7 +156,9 @@ class UnitSession:
             for s, batch in reversed(list(enumerate(timed))):
                 self._check_round(Stage.VERIFY_BEFORE, s, batch)
             self.report_stage(Stage.TIME)
+            self._read_gpu()
             chains += self._time(seed, timed)
+            self._read_gpu()
             self.report_stage(Stage.VERIFY_AFTER)
             self._check_round(Stage.VERIFY_AFTER, 0, self._batch(seed, FRESH_SET, Payload.RANDOM))
         return chains
@@ -160,44 +168,43 @@ class UnitSession:
 
     def _prepare(self, timed: list[GroupBatch]) -> None:
         self.report_stage(Stage.PREPARE)
-        shard = Shard(
-            rank=self.group.rank,
-            tokens=self.point.tokens,
-            slot_rank=self.slots.slot_rank,
-            batches=tuple(batch.batch(self.group.rank) for batch in timed),
-        )
-        self.backend.prepare(self.point, shard, self.group)
-        self.line = StartLine(self.group, oversubscribed=self.oversubscribed, limit_s=self.timing.wall_limit_s)
+        self.ranks.prepare(timed)
+        self.timer = self._make_timer()
+        self.monitor = None if self.point.domain is Domain.CPU else open_monitor()
         # compiling and tuning take unequal times; nobody may start a bounded wait before all are ready
         self.group.barrier()
+
+    def _make_timer(self) -> Timer:
+        if self.point.domain is Domain.CPU:
+            return HostTimer(self.group, oversubscribed=self.oversubscribed, limit_s=self.timing.wall_limit_s)
+        from epcross.harness.measuring.cuda_device import open_device
+        from epcross.harness.measuring.cuda_timing import CudaTimer
+
+        return CudaTimer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
 
     def _check_round(self, stage: Stage, set_index: int, batch: GroupBatch) -> None:
         """One pair with new inputs in poisoned buffers, checked on every rank; raises `Incorrect` on all together."""
         backend, group = self.backend, self.group
         group.barrier()  # no peer may still be writing when inputs and buffers change
-        backend.refill(set_index, batch.batch(group.rank))
+        self.ranks.refill(set_index, batch)
         backend.poison()
         group.barrier()  # no row may arrive at a rank that has yet to poison
         backend.dispatch(set_index)
-        received = backend.received(set_index)
-        wrong = self.checker.check_received(batch, received)
-        if wrong is None:
-            backend.stage(set_index, self.checker.partials(batch, received))
-        self._agree(stage, wrong)
+        self._agree(stage, self.ranks.check_received(set_index, batch))
         backend.combine(set_index)
-        self._agree(stage, self.checker.check_combined(batch, backend.combined(set_index)))
+        self._agree(stage, self.ranks.check_combined(set_index, batch))
         self.verified_rounds += 1
 
-    def _agree(self, stage: Stage, wrong: object | None) -> None:
-        verdicts = self.group.all_gather(b"" if wrong is None else str(wrong).encode())
-        for rank, verdict in enumerate(verdicts):
+    def _agree(self, stage: Stage, wrong: Mismatch | None) -> None:
+        words = b"" if wrong is None else json.dumps([wrong.rank, str(wrong)]).encode()
+        for verdict in self.group.all_gather(words):
             if verdict:
-                raise Incorrect(stage, rank, verdict.decode())
+                raise Incorrect(stage, *json.loads(verdict))
 
     def _time(self, seed: int, timed: list[GroupBatch]) -> list[Chain]:
-        assert self.line is not None
-        timing, backend, line = self.timing, self.backend, self.line
-        warm = steady_series(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets, line=line)
+        assert self.timer is not None
+        timing, backend, timer = self.timing, self.backend, self.timer
+        warm = timer.steady(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets)
         slowest_us = max(float(v) for v in self.group.all_gather(repr(warm.values_us[Phase.ROUND_TRIP][0]).encode()))
         pairs = pairs_for(
             timing.chain_ms, slowest_us, min_pairs=timing.min_pairs, max_pairs=timing.max_pairs, sets=timing.sets
@@ -205,29 +212,42 @@ class UnitSession:
         # each set equally often, so that a series too ends on the last set
         iterations = -(-timing.iterations // timing.sets) * timing.sets
         last_set = timing.sets - 1
+        self.ranks.stage_timed(timed)
         chains = []
         for chain in range(timing.chains):
+            backend.drain_timing()
             self.group.barrier()  # no peer may still be writing
             backend.poison()
-            if self.point.regime is Regime.STEADY:
-                series = steady_series(backend, pairs=pairs, sets=timing.sets, line=line)
-            else:
-                series = entry_series(backend, iterations=iterations, sets=timing.sets, line=line)
+            self.group.barrier()
+            series = timer.series(self.point.regime, backend, pairs=pairs, iterations=iterations, sets=timing.sets)
             backend.drain_timing()
             chains.append(Chain(seed=seed, chain=chain, series=series))
-            if backend.stable_order:
-                # what was timed is what is checked: the last timed pair must have left this set's true sums
-                self._agree(Stage.TIME, self.checker.check_combined(timed[last_set], backend.combined(last_set)))
+            # what was timed is what is checked: the last timed pair must have left this set's true sums
+            self._agree(Stage.TIME, self.ranks.check_timed(last_set, timed[last_set]))
         return chains
 
-    def instrument_us(self) -> float:
-        """An empty pair through the path just used, in microseconds."""
-        assert self.line is not None
-        if self.point.regime is Regime.STEADY:
-            series = steady_series(EmptyPair(), pairs=INSTRUMENT_ITERATIONS, sets=self.timing.sets, line=self.line)
-        else:
-            series = entry_series(EmptyPair(), iterations=INSTRUMENT_ITERATIONS, sets=self.timing.sets, line=self.line)
-        return round(statistics.median(series.values_us[Phase.ROUND_TRIP]), 4)
+    def _read_gpu(self) -> None:
+        state = self.monitor.read() if self.monitor else None
+        if state is not None:
+            self.gpu_states.append(state)
+
+    def gpu_fields(self) -> dict[str, Any]:
+        """What the GPUs of all ranks were at; none on the CPU. Flags the unit if one was throttled. Collective."""
+        own = json.dumps([state.to_json() for state in self.gpu_states]).encode()
+        states = [
+            GpuState(**{**state, "reasons": tuple(state["reasons"])})
+            for data in self.group.all_gather(own)
+            for state in json.loads(data)
+        ]
+        if is_throttled(states):
+            self.flags |= {Flag.THROTTLED}
+        return summary(states)
+
+    def timer_fields(self) -> dict[str, Any]:
+        """How pairs were issued, and what an empty pair costs through the path just used."""
+        assert self.timer is not None
+        instrument_us = self.timer.instrument_us(self.point.regime, sets=self.timing.sets)
+        return {"instrumentation_us": instrument_us, "enqueued": self.timer.enqueued(self.point.regime)}
 
     def descriptions(self) -> list[Description]:
         """What ran on every rank."""
@@ -240,6 +260,6 @@ class UnitSession:
 
     def close(self) -> None:
         """Release what the session itself mapped."""
-        if self.line is not None:
-            self.line.close()
-            self.line = None
+        if self.timer is not None:
+            self.timer.close()
+            self.timer = None

@@ -18,12 +18,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from epcross.harness.backends.base import Backend, BF16Bits, Group, Received
+from epcross.harness.errors import EpcrossError
 from epcross.harness.measuring.measure import Incorrect, UnitSession, measure_unit
 from epcross.harness.measuring.unit_rows import Chain
 from epcross.harness.point import Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Flag, Stage
+from epcross.harness.verification.local_ranks import HostRank
 from epcross.harness.verification.sums import differ
 from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload.batches import GroupBatch
@@ -75,10 +77,14 @@ class _Wrong:
 
 
 class SoakSession(UnitSession):
-    """A unit that goes on verifying."""
+    """A unit that goes on verifying. For one rank in each process, whose outputs are numpy arrays."""
 
     def run(self) -> list[Chain]:
         """The chains of the unit, once the soak is over."""
+        ranks = self.ranks
+        if not isinstance(ranks, HostRank):
+            raise EpcrossError(f"a soak runs in domain cpu, not in {self.point.domain}; use epcross run")
+        self.checker = ranks.checker
         deadline = time.monotonic() + self.timing.chain_ms / 1e3
         chains = super().run()
         number = 0

@@ -63,8 +63,9 @@ class Series:
     """What one rank saw in one timed series."""
 
     values_us: dict[Phase, list[float]]  # steady: one period; entry: one value an iteration
-    starts_ns: list[int]  # entry: this rank's actual start of each iteration
+    starts_ns: list[int]  # entry: this rank's actual start of each iteration, on a clock that all ranks share
     pairs: int
+    clock_error_us: float = 0.0  # by how much that clock may be off between ranks
 
 
 class Line(Protocol):

@@ -39,6 +39,7 @@ def chains_to_bytes(chains: Sequence[Chain]) -> bytes:
                 "chain": c.chain,
                 "pairs": c.series.pairs,
                 "starts_ns": c.series.starts_ns,
+                "clock_error_us": c.series.clock_error_us,
                 "values_us": {str(phase): values for phase, values in c.series.values_us.items()},
             }
             for c in chains
@@ -56,6 +57,7 @@ def chains_from_bytes(data: bytes) -> list[Chain]:
                 values_us={Phase(phase): values for phase, values in item["values_us"].items()},
                 starts_ns=item["starts_ns"],
                 pairs=item["pairs"],
+                clock_error_us=item["clock_error_us"],
             ),
         )
         for item in json.loads(data)
@@ -122,11 +124,15 @@ def unit_result(
             )
             estimate = stats.estimate(unit.point.regime, values)
             if isinstance(estimate, stats.NoTiming):
-                records.append(replace(row, status=Status.NO_TIMING, reason=estimate.reason, flags=join_words(flags)))
+                reason = estimate.reason
+                if unit.point.regime is Regime.SPANS and not all(values):
+                    reason = f"the profiler gave no kernels of some {phase}: {reason}"
+                records.append(replace(row, status=Status.NO_TIMING, reason=reason, flags=join_words(flags)))
                 continue
             marks = set(flags)
             if unit.point.regime is Regime.ENTRY:
-                row = replace(row, start_skew_us=skew_us)
+                error_us = round(max(c.series.clock_error_us for c in chains), 3)
+                row = replace(row, start_skew_us=skew_us, start_skew_error_us=error_us)
                 if phase is Phase.ROUND_TRIP and skew_us > LATE_START_SHARE * estimate.latency_us:
                     marks.add(Flag.LATE_START)
             records.append(

@@ -16,7 +16,7 @@ from epcross.harness.backends import loader
 from epcross.harness.backends.base import Backend
 from epcross.harness.planning.plan import Job, Plan
 from epcross.harness.planning.schema import BackendConfig
-from epcross.harness.point import Point, Timing
+from epcross.harness.point import Point, Timing, processes
 from epcross.harness.terms import REGIME_PHASES, Domain, Regime, RowFormat
 from epcross.kernels.formats import row_size
 
@@ -40,6 +40,19 @@ COPY_GBPS = 3.0
 
 PROCESS_BYTES = 150 * 10**6
 """A worker with numpy and scipy, without rows."""
+
+
+GPU_START_S = 12.0
+"""Starting one worker on a GPU: torch, the CUDA context, loading kernels. Cold, on a server of the 2020s."""
+
+GPU_PREPARE_S = 0.5
+"""Untimed work of a unit on a GPU: workspaces, mapping, capturing graphs."""
+
+GPU_CHECK_GBPS = 1.5
+"""Rows that the host makes and the GPU checks, in 10^9 bytes per second: making and copying them is what takes time."""
+
+GPU_COPY_GBPS = {Domain.NVLINK: 300.0, Domain.SHARED_GPU: 1500.0}
+"""Rate at which rows move: of one rank over NVLink, of all ranks of one GPU together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +98,10 @@ def free_shm_bytes(folder: Path = Path("/dev/shm")) -> int | None:
 
 def pair_us(point: Point, cores: int) -> float:
     """Expected time of one dispatch and combine, in microseconds."""
+    if point.domain in GPU_COPY_GBPS:
+        tokens = sum(point.tokens) if point.domain is Domain.SHARED_GPU else max(point.tokens)
+        moved = tokens * min(point.model.top_k, point.ep_size) * (_dispatch_bytes(point) + _combine_bytes(point))
+        return PAIR_FIXED_US + moved / (GPU_COPY_GBPS[point.domain] * 1e3)
     crowd = max(1.0, point.ep_size / cores)
     copies = min(point.model.top_k, point.ep_size)
     copied_bytes = max(point.tokens) * copies * (_dispatch_bytes(point) + _combine_bytes(point))
@@ -113,8 +130,11 @@ def checked_bytes(point: Point, timing: Timing) -> int:
 
 def unit_s(point: Point, timing: Timing, cores: int) -> float:
     """Expected time of one unit, in seconds; never more than its wall limit."""
-    checks = checked_bytes(point, timing) / (CHECK_GBPS * 1e9)
-    expected = PREPARE_S + timing.seeds * (checks + timing.chains * series_s(point, timing, cores))
+    on_gpu = point.domain in GPU_COPY_GBPS
+    checks = checked_bytes(point, timing) / ((GPU_CHECK_GBPS if on_gpu else CHECK_GBPS) * 1e9)
+    expected = (GPU_PREPARE_S if on_gpu else PREPARE_S) + timing.seeds * (
+        checks + timing.chains * series_s(point, timing, cores)
+    )
     return min(expected, timing.wall_limit_s)
 
 
@@ -140,7 +160,8 @@ def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], B
     """The need of one job, or of a part of one, on a host with `cores` cores; `backends` are those made before."""
     timing = plan.timing
     workspaces = {point: _workspace_bytes(point, plan.backends, backends) for point in job.points}
-    group_s = GROUP_START_S * max(1.0, job.ep_size / cores)
+    on_gpu = job.domain in GPU_COPY_GBPS
+    group_s = (GPU_START_S if on_gpu else GROUP_START_S) * max(1.0, processes(job.ep_size, job.sharing) / cores)
     once_s = len(job.backends) * group_s + sum(unit_s(point, timing, cores) for point in job.points)
     return Need(
         ep_size=job.ep_size,

@@ -1,6 +1,5 @@
 """What is concluded from the medians: fixed cost and bandwidth of each series, and where two of them cross over."""
 
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -64,23 +63,14 @@ def fits(scene: Scene) -> list[Table]:
 
 def crossovers(scene: Scene) -> list[Table]:
     """One line for each pair of headline series of one run, EP size and regime."""
-    from epcross.harness.analysis.crossover import MARGIN, find
+    from epcross.harness.analysis.crossover import MARGIN
+    from epcross.harness.analysis.rivals import rivals
 
     rows, data = [], []
-    for key, found in by_panel(scene.headline, by_run=True).items():
-        for (first, own), (second, other) in itertools.combinations(by_series(found).items(), 2):
-            subjects = [_subject(points) for points in (own, other)]
-            if subjects[0] == subjects[1]:
-                continue  # one backend under two loads: other conditions, no rivals
-            labels = {_subject_name(s): scene.styles[o].name for s, o in zip(subjects, (first, second), strict=True)}
-            for line in find(scene.rows([*own, *other]), *subjects).to_dict("records"):
-                named = {
-                    name: labels.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")
-                }
-                data.append(
-                    {**_place(scene, key, own), **{name: line.get(name) for name in _CROSSOVER_NUMBERS}, **named}
-                )
-                rows.append([scene.panel(*key), f"{named['a']} / {named['b']}", *_verdict(line, named)])
+    for pair in rivals(scene):
+        key, line = (pair.ep_size, pair.regime, pair.run_id), pair.line
+        data.append({**_place(scene, key, pair.points), **{name: line.get(name) for name in _CROSSOVER_NUMBERS}})
+        rows.append([scene.panel(*key), f"{line['a']} / {line['b']}", *_verdict(line)])
     if not rows:
         return []
     notes = [
@@ -92,24 +82,15 @@ def crossovers(scene: Scene) -> list[Table]:
     return [Table(name=f"crossovers{scene.suffix}", title="Crossovers", head=head, rows=rows, notes=notes, data=data)]
 
 
-def _verdict(line: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:
+def _verdict(line: Mapping[str, Any]) -> list[str]:
     known = not math.isnan(line["estimate"])
     low = f"{line['low']:.3g}" if line["low"] >= line["tokens_low"] else f"below {line['tokens_low']}"
     high = f"{line['high']:.3g}" if line["high"] <= line["tokens_high"] else f"above {line['tokens_high']}"
     tokens = f"{line['estimate']:.3g} [{low}..{high}]" if known else "-"
     bracketed = not math.isnan(line["bracket_low"])
     bracket = f"{line['bracket_low']:g}..{line['bracket_high']:g}" if bracketed else "-"
-    sides = [named["faster_below"], named["faster_above"]]
+    sides = [line["faster_below"], line["faster_above"]]
     return [str(line["state"]), tokens, bracket, ", ".join(side or "?" for side in sides)]
-
-
-def _subject(points: Sequence[Cell]) -> dict[str, str]:
-    row = points[0].rows[0]
-    return {"backend": row.backend, "options": row.options}
-
-
-def _subject_name(subject: dict[str, str]) -> str:
-    return " ".join(subject.values())
 
 
 def _place(scene: Scene, key: tuple[Any, ...], points: Sequence[Cell]) -> dict[str, Any]:

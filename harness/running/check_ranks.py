@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from epcross.harness.planning.schema import BackendConfig
-from epcross.harness.point import Scalar, Timing
+from epcross.harness.planning.schema import BackendConfig, Device
+from epcross.harness.point import Scalar, Timing, processes
 from epcross.harness.running.child import Child
 from epcross.harness.running.processes import remove_segments
 from epcross.harness.running.rank_place import import_folder, place
@@ -57,14 +57,26 @@ class CheckRanks:
     Args:
         config: the backend.
         options: all of its options.
+        device: what a rank is; decides how many processes hold the ranks.
         folder: for the workers' output.
         limit_s: of one case, on all ranks.
+        env: added to the environment of every worker.
     """
 
     def __init__(
-        self, config: BackendConfig, options: Mapping[str, Scalar], ep_size: int, folder: Path, limit_s: float
+        self,
+        config: BackendConfig,
+        options: Mapping[str, Scalar],
+        ep_size: int,
+        folder: Path,
+        limit_s: float,
+        *,
+        device: Device,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        self._config, self._options, self._size = config, dict(options), ep_size
+        self._config, self._options, self._ep_size = config, dict(options), ep_size
+        self._device, self._env = device, dict(env or {})
+        self._size = processes(ep_size, device.sharing)
         self._folder, self._limit_s = folder, limit_s
         self._server = StoreServer(token=new_token())
         self._generation = 0
@@ -102,6 +114,9 @@ class CheckRanks:
             "seed": seed,
             "backend": self._config.name,
             "options": self._options,
+            "ep_size": self._ep_size,
+            "domain": self._device.domain,
+            "sharing": self._device.sharing,
             "timeout_s": self._limit_s,
         }
         for child in self._children:
@@ -120,13 +135,14 @@ class CheckRanks:
         self._shared_name = f"{address.token[:12]}c{self._generation:05d}"
         self._stages = {}
         for rank in range(self._size):
-            spot = place(rank, self._size)
+            spot = place(rank, self._size, self._device.domain)
             hello = {
                 "address": asdict(address),
                 "backend": self._config.to_json(),
                 "context": {},
                 "core": spot.core,
                 "flags": [],
+                "gpu": spot.gpu,
                 "rank": rank,
                 "scope": f"group {self._generation}",
                 "shared_name": self._shared_name,
@@ -138,7 +154,7 @@ class CheckRanks:
             child = Child(
                 hello,
                 python=self._config.python,
-                env=self._config.env,
+                env={**self._env, **self._config.env},
                 log=self._folder / f"start{self._generation}.rank{rank}.log",
                 imports=import_folder(self._folder) if self._config.python else None,
             )

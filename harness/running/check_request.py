@@ -1,5 +1,6 @@
-"""The words of `epcross check`, and what they mean: which backend, which cases, which seeds."""
+"""The words of `epcross check`, and what they mean: which backend, where, which cases, which seeds."""
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,16 +11,17 @@ from epcross.harness.backends import loader
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import MAX_EP_SIZE
 from epcross.harness.planning.library import Library
-from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.planning.schema import BackendConfig, Device
 from epcross.harness.planning.typed import suggest
 from epcross.harness.point import Scalar
+from epcross.harness.terms import Domain
 from epcross.harness.verification.contract import Case, cases
 
 SEEDS = 3
 """Seeds 0, 1, ... of a whole check."""
 
 _OPTION = "backend.options."
-_KEYS = ("backend", "ep_size", "case", "seed", f"{_OPTION}NAME")
+_KEYS = ("backend", "ep_size", "device", "case", "seed", f"{_OPTION}NAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class CheckRequest:
     config: BackendConfig
     options: Mapping[str, Scalar]  # all of the backend's
     ep_size: int
+    device: Device
     cases: tuple[Case, ...]
     seeds: tuple[int, ...]
     given: tuple[str, ...]  # the words and options that a case by itself needs as well
@@ -56,6 +59,7 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         problems += filter(None, [library.unknown("backend", name)])
         library.load([("backend", name)], problems)
     config: BackendConfig | None = library.get("backend", name) if name else None
+    device = _device(values.get("device"), config, library, problems)
     ep_size = _whole(values, "ep_size", 2, 1, MAX_EP_SIZE, problems)
     seed = _whole(values, "seed", 0, 0, 10**6, problems)
     suite = cases(ep_size, name)
@@ -78,13 +82,28 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         config=config,
         options=options,
         ep_size=ep_size,
+        device=device,
         cases=chosen,
         seeds=(seed,) if "seed" in values else tuple(range(SEEDS)),
         given=tuple(
-            [word for word in words if word.startswith(("ep_size=", _OPTION))]
+            [word for word in words if word.startswith(("ep_size=", "device=", _OPTION))]
             + [part for folder in config_dirs for part in ("--config-dir", str(folder))]
         ),
     )
+
+
+def _device(name: str | None, config: BackendConfig | None, library: Library, problems: list[str]) -> Device:
+    """The device named, or the first of these that the backend runs on: one GPU is at hand more often than several."""
+    if name is None:
+        domains: frozenset[Domain] = frozenset()
+        if config is not None:
+            with contextlib.suppress(ConfigError, loader.CannotImport):  # what is wrong with it is told elsewhere
+                domains = loader.backend_class(config).domains
+        usual = {Domain.CPU: "cpu", Domain.SHARED_GPU: "cuda_one_launch", Domain.NVLINK: "cuda"}
+        name = next((device for domain, device in usual.items() if domain in domains), "cpu")
+    problems += filter(None, [library.unknown("device", name)])
+    library.load([("device", name)], problems)
+    return library.get("device", name) or Device(domain=Domain.CPU)
 
 
 def _split(words: Sequence[str], problems: list[str]) -> dict[str, Any]:

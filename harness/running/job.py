@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.planning.schema import BackendConfig
-from epcross.harness.point import Point, Timing
+from epcross.harness.point import Point, Timing, processes
 from epcross.harness.running.seat import Seat, seat_here
 from epcross.harness.storing.rows import RunContext
+from epcross.harness.terms import Domain, Sharing
 
 MEASURE = "epcross.harness.measuring.measure:measure_unit"
 SOAK = "epcross.harness.measuring.soak:soak_unit"
 FLOOR = "epcross.harness.measuring.floor:measure_floor"
+GPU_FLOOR = "epcross.harness.measuring.cuda_floor:measure_gpu_floor"
 
 
 class TurnKind(StrEnum):
@@ -47,6 +49,9 @@ class Job:
     backends: Mapping[str, BackendConfig]
     points: Mapping[str, Point]
     turns: tuple[Turn, ...]
+    domain: Domain = Domain.CPU
+    sharing: Sharing = Sharing.NONE
+    env: Mapping[str, str] = field(default_factory=dict)  # of every worker, for what the domain needs
     failed: Mapping[str, str] = field(default_factory=dict)  # point_id -> why it is not tried again
     attempts: Mapping[str, int] = field(default_factory=dict)  # "point_id.launch" -> starts before
     fail_fast: bool = False
@@ -63,7 +68,12 @@ class Job:
 
     def seat(self, rank: int) -> Seat:
         """Where a rank sits."""
-        return self.seats[rank] if self.seats else seat_here(rank, self.ep_size)
+        return self.seats[rank] if self.seats else seat_here(rank, self.processes)
+
+    @property
+    def processes(self) -> int:
+        """Supervisors, each with a worker: one for each rank, or one for all that a single launch serves."""
+        return processes(self.ep_size, self.sharing)
 
     @property
     def folder(self) -> Path:
@@ -97,6 +107,8 @@ class Job:
         return cls(
             **{
                 **data,
+                "domain": Domain(data["domain"]),
+                "sharing": Sharing(data["sharing"]),
                 "timing": Timing(**data["timing"]),
                 "context": RunContext(**data["context"]),
                 "backends": {name: BackendConfig.from_json(config) for name, config in data["backends"].items()},

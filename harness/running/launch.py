@@ -57,7 +57,7 @@ def run_job(
     path = job.write()
     notes = ProgressReader(Path(job.run_dir), job.notes)
     notes.skip_to_end()
-    ranks = [RankProcess(job, path, rank) for rank in range(job.ep_size)]
+    ranks = [RankProcess(job, path, rank) for rank in range(job.processes)]
     asked: str | None = None
     kill_at = float("inf")
     try:

@@ -1,4 +1,4 @@
-"""Where a rank's worker runs: its core, the flags that follow, and where it imports epcross from."""
+"""Where a rank's worker runs: its core or GPU, the flags that follow, and where it imports epcross from."""
 
 import contextlib
 import os
@@ -7,19 +7,27 @@ from pathlib import Path
 
 import epcross
 from epcross.harness.running.processes import cores_in_order
-from epcross.harness.terms import Flag
+from epcross.harness.terms import Domain, Flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The core of a worker (None: any) and what rows must say about it."""
+    """The core of a worker (None: any), its GPU on this host (None: none), and what rows must say about it."""
 
     core: int | None
+    gpu: int | None = None
     flags: tuple[Flag, ...] = ()
 
 
-def place(rank: int, size: int) -> RankPlace:
-    """A core of its own for each rank of this host, or shared cores and a flag where there are too few."""
+def place(rank: int, size: int, domain: Domain = Domain.CPU) -> RankPlace:
+    """Where the worker of process `rank` of `size` on this host runs.
+
+    On the CPU each has a core of its own, or they share cores and a flag says so where there are too few. On a GPU a
+    worker only enqueues, beside threads of the driver that one core would starve, so it is bound to no core; it has the
+    GPU of its own number, or GPU 0 with the others.
+    """
+    if domain in (Domain.NVLINK, Domain.SHARED_GPU):
+        return RankPlace(core=None, gpu=rank if domain is Domain.NVLINK else 0)
     cores = cores_in_order(os.sched_getaffinity(0))
     flags = (Flag.OVERSUBSCRIBED,) if size > len(cores) else ()
     return RankPlace(core=cores[rank % len(cores)], flags=flags)

@@ -43,7 +43,10 @@ class Recorder:
 
     def floor(self, result: dict[str, Any] | None, verdict: Verdict | None) -> None:
         """Store the floor of this job, or why there is none."""
-        entry = result if verdict is None and result is not None else {"error": _sentence(verdict)}
+        if verdict is None and result is not None:
+            entry = {"domain": self.job.domain, "sharing": self.job.sharing, "ep_size": self.job.ep_size, **result}
+        else:
+            entry = {"error": _sentence(verdict)}
         add_floor(self.run, self.job.floor_name or self.job.name, entry)
         self.progress.note("floor", job=self.job.name, ok=verdict is None, reason=_sentence(verdict))
 

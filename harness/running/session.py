@@ -1,5 +1,6 @@
 """One session of a run: from a plan and a run folder to stored rows. A resumed run has several."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from epcross.harness.planning.plan import Job as PlannedJob
 from epcross.harness.planning.plan import Plan
 from epcross.harness.point import Point
 from epcross.harness.record import Record, UnitResult
-from epcross.harness.running.job import FLOOR, MEASURE, SOAK, Job
+from epcross.harness.running.job import FLOOR, GPU_FLOOR, MEASURE, SOAK, Job
 from epcross.harness.running.launch import End, JobEnd, run_job
+from epcross.harness.running.mps import MpsRefused, mps_environment
 from epcross.harness.running.prebuild import prebuild
 from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
 from epcross.harness.running.schedule import not_again, turns
@@ -22,7 +24,7 @@ from epcross.harness.storing.provenance import git_state, machine_hash, measure_
 from epcross.harness.storing.rows import RunContext, failed_records
 from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, read_floor, release
 from epcross.harness.storing.units import done_units, read_units, set_aside_damaged, write_unit
-from epcross.harness.terms import Scope, Stage, Status
+from epcross.harness.terms import Domain, Scope, Sharing, Stage, Status
 from epcross.kernels.shm.segment import remove_stale
 
 CANCEL_FILE = "cancel"
@@ -86,14 +88,26 @@ class Session:
                 return JobEnd(end=End.CANCELLED, reason=reason)
             job = self.job(planned, done, results)
             if job.turns:
-                end = (
-                    run_job(job, tick=self.tick, stop_asked=stop_asked)
-                    if budget is None
-                    else self._soak(job, budget, done, stop_asked)
-                )
+                end = self._run(job, budget, done, stop_asked)
                 if end.end is not End.DONE:
                     return end
         return JobEnd(end=End.DONE)
+
+    def _run(
+        self, job: Job, budget: TimeBudget | None, done: set[tuple[str, int]], stop_asked: Callable[[], str | None]
+    ) -> JobEnd:
+        """One job, within what its domain needs around it."""
+        with contextlib.ExitStack() as around:
+            if job.sharing is Sharing.PROCESSES:
+                try:
+                    job = replace(job, env=around.enter_context(mps_environment()))
+                except MpsRefused as error:
+                    for point in job.points.values():
+                        self.give_up(point, Status.UNAVAILABLE, str(error), done)
+                    return JobEnd(end=End.DONE)
+            if budget is not None:
+                return self._soak(job, budget, done, stop_asked)
+            return run_job(job, tick=self.tick, stop_asked=stop_asked)
 
     def _soak(
         self, job: Job, budget: TimeBudget, done: set[tuple[str, int]], stop_asked: Callable[[], str | None]
@@ -125,6 +139,8 @@ class Session:
             name=planned.name,
             run_dir=str(self.run.path),
             ep_size=planned.ep_size,
+            domain=planned.domain,
+            sharing=planned.sharing,
             timing=self.plan.timing,
             context=self.context,
             backends={backend: self.plan.backends[backend] for backend in planned.backends},
@@ -144,7 +160,7 @@ class Session:
             fail_fast=self.fail_fast,
             profile=self.profile,
             measure=self.measure if self.plan.soak is None else SOAK,
-            floor=self.floor,
+            floor=self.floor if planned.domain is Domain.CPU else GPU_FLOOR,
         )
 
     def _is_left(self, point: Point, done: set[tuple[str, int]]) -> bool:

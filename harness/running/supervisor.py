@@ -71,7 +71,7 @@ class Supervisor:
     def __init__(self, job: Job, rank: int, address: Address, recorder: Recorder | None) -> None:
         self.job, self.rank, self.recorder = job, rank, recorder
         seat = job.seat(rank)
-        self.place: RankPlace = place(seat.local_rank, seat.local_size)
+        self.place: RankPlace = place(seat.local_rank, seat.local_size, job.domain)
         if job.profile:
             self.place = replace(self.place, flags=(*self.place.flags, Flag.PROFILED))
         self.watch = Watch(address, rank, in_batch=job.in_batch)
@@ -247,12 +247,13 @@ class Supervisor:
             "backend": None if config is None else config.to_json(),
             "context": asdict(self.job.context),
             "core": self.place.core,
+            "gpu": self.place.gpu,
             "flags": [str(flag) for flag in self.place.flags],
             "in_batch": self.job.in_batch,
             "rank": self.rank,
             "scope": self._scope,
             "shared_name": self._shared_name,
-            "size": self.job.ep_size,
+            "size": self.job.processes,
             "supervisor": 0 if wrapper else os.getpid(),
             "timing": asdict(self.job.timing),
             "work": self.job.floor if floor else self.job.measure,
@@ -260,7 +261,7 @@ class Supervisor:
         self._child = Child(
             hello,
             python=config.python if config else None,
-            env=config.env if config else {},
+            env={**self.job.env, **(config.env if config else {})},
             log=log,
             imports=import_folder(self.job.folder) if config and config.python else None,
             wrapper=wrapper,
@@ -293,7 +294,7 @@ class Supervisor:
     def _meet(self, data: bytes) -> list[bytes]:
         self._meetings += 1
         limit_s = self.job.timing.wall_limit_s + self.job.start_limit_s + MEET_MARGIN_S
-        return self.watch.meet(f"meeting {self._meetings}", self.job.ep_size, data, limit_s)
+        return self.watch.meet(f"meeting {self._meetings}", self.job.processes, data, limit_s)
 
     def _record(self, turn: Turn, point_id: str, verdict: Verdict | None, started_at: datetime, wall_s: float) -> None:
         if self.recorder is None:

@@ -70,7 +70,10 @@ def _serve(
     from epcross.harness.running.group import StoreGroup
     from epcross.harness.running.rendezvous import Address
     from epcross.harness.terms import Flag, Stage
+    from epcross.kernels.errors import DoesNotFit
 
+    if (reason := _use_gpu(hello["gpu"])) is not None:
+        return send(failed="unavailable", reason=reason)
     make_backend = None
     if hello["backend"]:
         make_backend, reason = _backend_factory(hello["backend"])
@@ -104,7 +107,12 @@ def _serve(
         if refusal:
             send(unsupported=refusal)
             continue
-        result = work(backend, unit, timing, group, _context(hello), report_stage, marks)
+        try:
+            result = work(backend, unit, timing, group, _context(hello), report_stage, marks)
+        except DoesNotFit as error:  # raised on every rank alike, before anything was allocated
+            backend.close()
+            send(unsupported=str(error))
+            continue
         send(done=None if result is None else asdict(result))
     group.close()  # not after an error: a goodbye would hide the reason from the peers
     return None
@@ -127,6 +135,15 @@ def _backend_factory(config: dict[str, Any]) -> tuple[Callable[[Any], Any], str 
     except loader.CannotImport as error:
         reason = str(error)
     return (lambda point: loader.for_point(parsed, point)), reason
+
+
+def _use_gpu(index: int | None) -> str | None:
+    """Make GPU `index` the current device, before anything makes a context on another; why that fails, if so."""
+    if index is None:
+        return None
+    from epcross.harness.running.gpu_place import use_gpu
+
+    return use_gpu(index)
 
 
 def _resolve(target: str) -> Any:

@@ -136,8 +136,8 @@ def seat_problems(seats: Sequence[Seat], piece: Piece) -> list[str]:
     """What is wrong with where Slurm put the ranks, as sentences."""
     planned, nodes = piece.layout, dict.fromkeys(seat.node for seat in seats)
     problems = []
-    if len(seats) != piece.job.ep_size:
-        problems.append(f"Slurm started {len(seats)} tasks for ep_size={piece.job.ep_size}")
+    if len(seats) != planned.tasks:
+        problems.append(f"Slurm started {len(seats)} tasks, and {planned.tasks} were planned")
     if len(nodes) != planned.nodes:
         problems.append(f"the ranks lie on {len(nodes)} nodes ({', '.join(nodes)}), and {planned.nodes} were planned")
     if piece.job.domain is Domain.CPU and piece.job.scope is Scope.SCALE_UP and len(nodes) > 1:

@@ -9,17 +9,22 @@ from epcross.harness.planning.plan import Job, Plan
 from epcross.harness.planning.schema import Cluster
 from epcross.harness.planning.typed import Mismatch
 from epcross.harness.point import Point
-from epcross.harness.terms import Domain, Scope
+from epcross.harness.terms import Domain, Scope, Sharing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What one Slurm job asks for. Ranks are tasks, dealt to nodes in blocks."""
+    """What one Slurm job asks for. Ranks are tasks, dealt to nodes in blocks; those of one launch are one task."""
 
     nodes: int
     ranks_per_node: int
     gpus_per_node: int = 0  # asked for
     paid_gpus_per_node: int = 0  # kept from others: all of the node's if it is taken whole
+
+    @property
+    def tasks(self) -> int:
+        """Of the whole job."""
+        return self.nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,12 @@ def layout_of(job: Job, cluster: Cluster) -> Layout:
             "cluster, or give cluster.gpus_per_node=N"
         )
     if job.domain is Domain.SHARED_GPU:
-        return Layout(nodes=1, ranks_per_node=job.ep_size, gpus_per_node=1, paid_gpus_per_node=_paid(1, cluster))
+        if job.sharing is Sharing.PROCESSES:
+            raise Mismatch(
+                "sharing=processes needs a server of MPS, which launcher=slurm does not start; inside an allocation "
+                "(salloc, then srun --pty) run it with launcher=local"
+            )
+        return Layout(nodes=1, ranks_per_node=1, gpus_per_node=1, paid_gpus_per_node=_paid(1, cluster))
     nodes = _nodes(job, cluster.gpus_per_node)
     if job.scope is Scope.SCALE_UP and nodes > cluster.nodes_per_domain:
         raise Mismatch(

@@ -122,12 +122,17 @@ def read_rows_table(path: Path) -> pa.Table:
     table = _read_parquet(path / ROWS_FILE if path.is_dir() else path)
     if "schema_version" not in table.column_names:
         raise StoreError(f"{path} holds no rows: it has no column schema_version. Give a run directory or {ROWS_FILE}")
-    newest = max(table["schema_version"].to_pylist(), default=SCHEMA_VERSION)
+    versions = table["schema_version"].to_pylist()
+    newest = max(versions, default=SCHEMA_VERSION)
     if newest > SCHEMA_VERSION:
         raise StoreError(
             f"{path} has rows of schema version {newest}; this epcross reads up to {SCHEMA_VERSION}. "
             "Install a newer epcross to read it"
         )
+    oldest = min(versions, default=SCHEMA_VERSION)
+    for column in fields(Record):
+        if column.metadata["since"] > oldest and column.name not in table.column_names:
+            table = table.append_column(column.name, pa.nulls(len(table), ROWS_SCHEMA.field(column.name).type))
     return _with_schema(table, ROWS_SCHEMA, path)
 
 

@@ -95,7 +95,7 @@ def create_run(
         "schema_version": SCHEMA_VERSION,
         "epcross_version": epcross.__version__,
         "run_id": path.name,
-        "created": now.isoformat(timespec="seconds"),
+        "created": now.isoformat(timespec="microseconds"),
         "sweep": sweep,
         "allocation_id": allocation_id or path.name,
     }

@@ -29,7 +29,7 @@ from epcross.harness.workload.placement import Slots, lay_out
 from epcross.harness.workload.tape import Payload
 
 SETS = 2
-_CHAIN_PAIRS = 5
+CHAIN_PAIRS = 5
 _SEED_STRIDE = 1000  # more than the seeds that one visit uses
 _ROUNDS = (0, 1, 0)  # sets of the verified rounds: each set once, then one again without new inputs
 
@@ -139,6 +139,7 @@ def run_case(
     *,
     seed: int = 0,
     report: Callable[[str], None] = lambda stage: None,
+    visit_type: "type[Visit] | None" = None,
 ) -> list[str]:
     """Visit one case on this rank; every rank of the group must. Problems as sentences, empty if it passed.
 
@@ -148,11 +149,12 @@ def run_case(
     Args:
         seed: of routing, weights and rows; the same on every rank.
         report: told the name of each call into the backend before it is made, and `WAITING` before each wait for peers.
+        visit_type: how a backend of another family is visited; see `gpu_contract`.
     """
     problems: list[str] = []
     visit = None
     try:
-        visit = _Visit(make, case, group, timeout_s, seed, report)
+        visit = (visit_type or Visit)(make, case, group, timeout_s, seed, report)
         visit.run()
     except _Broken as broken:
         problems += broken.problems
@@ -161,7 +163,7 @@ def run_case(
     return problems
 
 
-class _Visit:
+class Visit:
     """One backend at one case on one rank."""
 
     def __init__(
@@ -183,18 +185,13 @@ class _Visit:
         self.copies: list[tuple[str, Bytes, bytes]] = []
 
     def run(self) -> None:
-        group, backend = self.group, self.backend
+        """The whole visit but its close. Raises what ends it."""
+        backend = self.backend
         needed = self.call("workspace_bytes", lambda: backend.workspace_bytes(self.point))
         if needed < 0:
             raise self.failed(f"workspace_bytes gave {needed}; it must be 0 or more")
         batches = [self.batch(self.case.payloads[0], 0, index) for index in range(SETS)]
-        shard = Shard(
-            rank=group.rank,
-            tokens=self.point.tokens,
-            slot_rank=self.slots.slot_rank,
-            batches=tuple(gb.batch(group.rank) for gb in batches),
-        )
-        self.call("prepare", lambda: backend.prepare(self.point, shard, group))
+        self.prepare(batches)
         for seed, payload in enumerate(self.case.payloads, start=1):
             # a round first in the state that `refill` leaves, later ones in that which rounds leave
             batches = [self.batch(payload, seed, index) for index in range(SETS)]
@@ -213,7 +210,18 @@ class _Visit:
                 raise self.failed(f"{what} returned a view: its contents changed in a later round; return a copy")
         self.agree(None)
 
+    def prepare(self, batches: list[GroupBatch]) -> None:
+        """Prepare the backend with one batch for each set."""
+        shard = Shard(
+            rank=self.group.rank,
+            tokens=self.point.tokens,
+            slot_rank=self.slots.slot_rank,
+            batches=tuple(gb.batch(self.group.rank) for gb in batches),
+        )
+        self.call("prepare", lambda: self.backend.prepare(self.point, shard, self.group))
+
     def batch(self, payload: Payload, seed: int, index: int) -> GroupBatch:
+        """The inputs of one set, with the case's own ids if it has any."""
         seed += self.seed * _SEED_STRIDE
         if self.case.ids is None:
             return group_batch(self.point, seed=seed, set_index=index, payload=payload)
@@ -221,6 +229,7 @@ class _Visit:
         return assemble(self.point, ids, seed=seed, set_index=index, payload=payload)
 
     def refill(self, batches: list[GroupBatch]) -> None:
+        """New inputs in every set, while no rank sends."""
         self.agree(None)
         for index, gb in enumerate(batches):
             batch = gb.batch(self.group.rank)
@@ -246,16 +255,17 @@ class _Visit:
         backend = self.backend
         self.call("poison", backend.poison)
         self.agree(None)
-        for pair in range(_CHAIN_PAIRS):
+        for pair in range(CHAIN_PAIRS):
             index = pair % SETS
             self.call("dispatch", lambda index=index: backend.dispatch(index))
             self.call("experts", lambda index=index: backend.experts(index))
             self.call("combine", lambda index=index: backend.combine(index))
         if backend.stable_order:
-            self.combined(batches[(_CHAIN_PAIRS - 1) % SETS], f"a chain of {_CHAIN_PAIRS} pairs")
+            self.combined(batches[(CHAIN_PAIRS - 1) % SETS], f"a chain of {CHAIN_PAIRS} pairs")
         self.call("drain_timing", backend.drain_timing)
 
     def combined(self, gb: GroupBatch, where: str) -> None:
+        """Compare the sums of the last combine."""
         sums = self.call("combined", lambda: self.backend.combined(gb.set_index))
         self.agree(self.checker.check_combined(gb, sums), f"{where} of {gb.payload} rows, set {gb.set_index}")
         self.copies.append(("combined", sums.view(np.uint8), sums.tobytes()))
@@ -288,6 +298,7 @@ class _Visit:
         return broken
 
     def broken(self, problem: str) -> _Broken:
+        """The end of the visit, blamed on this rank."""
         return _Broken([f"{self.case.name}: rank {self.group.rank}: {problem}"])
 
     def close(self, *, failed: bool) -> list[str]:

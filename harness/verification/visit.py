@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from epcross.harness.backends.base import Backend, Group
+from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.point import Point
-from epcross.harness.terms import Domain
-from epcross.harness.verification.contract import cases, refusal, run_case
+from epcross.harness.terms import Domain, Sharing
+from epcross.harness.verification.contract import Visit, cases, refusal, run_case
+from epcross.harness.verification.gpu_contract import GpuVisit
 
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a worker write where each of its threads is to its log, whatever it is stuck in."""
@@ -26,14 +28,18 @@ def visit_case(
 
     Args:
         make_backend: the backend with the options of a point.
-        request: `name`, `seed`, `backend`, `options` and `timeout_s` (of a wait for peers).
+        request: `name`, `seed`, `backend`, `options`, `ep_size`, `domain`, `sharing` and `timeout_s` (of a wait for
+            peers). `group` is one of processes; on a GPU one of them may hold several ranks.
     """
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    case = next(case for case in cases(group.size, request["backend"]) if case.name == request["name"])
-    point = replace(case.point, options=tuple(sorted(request["options"].items())))
-    # the suite is about what is moved; a backend without processes on a host gets the same points where it does run
-    domains = make_backend(point).domains
-    point = replace(point, domain=Domain.CPU if Domain.CPU in domains else min(domains))
+    case = next(case for case in cases(request["ep_size"], request["backend"]) if case.name == request["name"])
+    # the suite is about what is moved; every domain gets the same points
+    point = replace(
+        case.point,
+        options=tuple(sorted(request["options"].items())),
+        domain=Domain(request["domain"]),
+        sharing=Sharing(request["sharing"]),
+    )
     case = replace(case, point=point)
 
     def make() -> Backend:
@@ -43,4 +49,7 @@ def visit_case(
     refusals = group.all_gather(json.dumps(refusal(make, case)).encode(), request["timeout_s"])
     if why := next((text for text in map(json.loads, refusals) if text), None):
         return {"refused": why}
-    return {"problems": run_case(make, case, group, request["timeout_s"], seed=request["seed"], report=report)}
+    visit_type = GpuVisit if isinstance(make(), GpuBackend) else Visit
+    limit_s, seed = request["timeout_s"], request["seed"]
+    problems = run_case(make, case, group, limit_s, seed=seed, report=report, visit_type=visit_type)
+    return {"problems": problems}

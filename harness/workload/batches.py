@@ -75,37 +75,44 @@ class GroupBatch:
     def rows(self, source: NDArray[np.integer], token: NDArray[np.integer]) -> Bytes:
         """The rows [N, padded_row_bytes] of N tokens."""
         size = row_size(self.point.dispatch_format, self.point.model.hidden)
-        return self._windows(TapeKind.ROWS, size.row_bytes, size.padded_row_bytes, self._places(source, token))
+        return self._windows(TapeKind.ROWS, size.row_bytes, size.padded_row_bytes, self.places(source, token))
 
     def scales(self, source: NDArray[np.integer], token: NDArray[np.integer]) -> Bytes:
         """The scale rows [N, padded_scale_bytes] of N tokens."""
         size = row_size(self.point.dispatch_format, self.point.model.hidden)
         if not size.scale_bytes:
             return np.zeros((len(token), 0), np.uint8)
-        return self._windows(TapeKind.SCALES, size.scale_bytes, size.padded_scale_bytes, self._places(source, token))
+        return self._windows(TapeKind.SCALES, size.scale_bytes, size.padded_scale_bytes, self.places(source, token))
 
     def adversarial_partials(
         self, rank: NDArray[np.integer], source: NDArray[np.integer], token: NDArray[np.integer]
     ) -> BF16Bits:
         """What the experts of `rank` say to N tokens under ADVERSARIAL, [N, hidden]."""
-        place = self._places(source, token) * self.point.ep_size + rank
         width = 2 * self.point.model.hidden
-        return self._windows(TapeKind.PARTIALS, width, width, place & ((1 << self._place_bits) - 1)).view(np.uint16)
+        place = self.partial_places(rank, source, token)
+        return self._windows(TapeKind.PARTIALS, width, width, place).view(np.uint16)
+
+    def partial_places(
+        self, rank: NDArray[np.integer], source: NDArray[np.integer], token: NDArray[np.integer]
+    ) -> Int64:
+        """Where the windows of partials start that do not follow from rows: a place for each (rank, source, token)."""
+        return (self.places(source, token) * self.point.ep_size + rank) & ((1 << self.place_bits) - 1)
 
     @property
-    def _place_bits(self) -> int:
+    def place_bits(self) -> int:
+        """A tape has `2**place_bits` places at which a window may start."""
         return max(_MIN_PLACE_BITS, sum(self.point.tokens).bit_length())
 
-    def _places(self, source: NDArray[np.integer], token: NDArray[np.integer]) -> Int64:
-        """A different number below 2**bits for each token of the group: an affine map with an odd factor."""
+    def places(self, source: NDArray[np.integer], token: NDArray[np.integer]) -> Int64:
+        """A different number below `2**place_bits` for each token of the group: an affine map with an odd factor."""
         factor, start = _place_map(self.seed, self.set_index)
         before = np.cumsum((0, *self.point.tokens))
         place = (before[source] + token).astype(np.uint64) * factor + start
-        return (place & np.uint64((1 << self._place_bits) - 1)).astype(np.int64)
+        return (place & np.uint64((1 << self.place_bits) - 1)).astype(np.int64)
 
     def _windows(self, kind: TapeKind, used: int, width: int, place: Int64) -> Bytes:
         """[N, width] bytes, zero from `used` on."""
-        rows = windows(self.payload, self.point.dispatch_format, kind, used, self._place_bits)[place]
+        rows = windows(self.payload, self.point.dispatch_format, kind, used, self.place_bits)[place]
         if used == width:
             return rows
         out = np.zeros((len(place), width), np.uint8)

@@ -51,23 +51,29 @@ _HOSTILE_WORDS = np.array(
 _HOSTILE_PARTIALS = np.array([0xFFFF, 0x7FC0, 0x7F81, 0xFF81, 0x3F80, 0xC000, 0x4080, 0xBF80], np.uint16)
 
 
-@lru_cache(maxsize=12)
 def windows(payload: Payload, row_format: RowFormat, kind: TapeKind, width_bytes: int, place_bits: int) -> Bytes:
     """Every window of a tape, [2**place_bits, width_bytes], read-only: window i starts at byte i * STEP_BYTES.
 
     The windows overlap in memory; indexing with an array of places copies out whole rows at the speed of memory.
     """
+    whole = tape(payload, row_format, kind, width_bytes, place_bits)
+    return sliding_window_view(whole, width_bytes)[::STEP_BYTES][: 1 << place_bits]
+
+
+@lru_cache(maxsize=12)
+def tape(payload: Payload, row_format: RowFormat, kind: TapeKind, width_bytes: int, place_bits: int) -> Bytes:
+    """The bytes that `windows` shows; shared, not to be written."""
     length = -(-((STEP_BYTES << place_bits) + width_bytes) // 64) * 64
     stream = counter.key(_KEY, *map(_number, (payload, row_format, kind)))
     if kind is TapeKind.PARTIALS:
-        tape = _partials(stream, length)
+        made = _partials(stream, length)
     elif payload is Payload.ADVERSARIAL:
-        tape = _hostile(stream, length)
+        made = _hostile(stream, length)
     elif payload is Payload.EXACT:
-        tape = _exact(stream, length, row_format, kind)
+        made = _exact(stream, length, row_format, kind)
     else:
-        tape = _random(stream, length, row_format, kind)
-    return sliding_window_view(tape.view(np.uint8), width_bytes)[::STEP_BYTES][: 1 << place_bits]
+        made = _random(stream, length, row_format, kind)
+    return made.view(np.uint8)
 
 
 def _number(word: StrEnum) -> int:

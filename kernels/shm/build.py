@@ -4,8 +4,6 @@
 followed by the SHA-256 of it: a torn or empty file is recognised and built again.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -16,38 +14,24 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import cast
 
+from epcross.kernels.cache import LOCK_LIMIT_S, cache_directory, locked
 from epcross.kernels.errors import BuildError
 from epcross.kernels.shm.native import Native
 
 MODULE = "_epcross_shm"
 FLAGS = ("-std=c++20", "-O3", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILERS = ("c++", "g++", "clang++")
-LOCK_LIMIT_S = 180.0
 COMPILE_LIMIT_S = 300.0
 
 _SOURCES = Path(__file__).parent / "csrc"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _MISSING = "install a C++20 compiler (Debian: apt-get install g++) or name one in CXX"
-
-
-def cache_directory() -> Path:
-    """Where artifacts are kept: EPCROSS_CACHE_DIR, else inside the virtual environment, else the user's cache.
-
-    The only reader of that variable.
-    """
-    if chosen := os.environ.get("EPCROSS_CACHE_DIR"):
-        return Path(chosen)
-    if sys.prefix != sys.base_prefix:
-        return Path(sys.prefix) / "var" / "cache" / "epcross"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epcross"
 
 
 def find_compiler() -> list[str] | None:
@@ -106,7 +90,7 @@ def build(*, lock_limit_s: float = LOCK_LIMIT_S) -> Path:
         return artifact
     try:
         artifact.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(artifact.with_suffix(".lock"), lock_limit_s):
+        with locked(artifact.with_suffix(".lock"), lock_limit_s):
             if not is_intact(artifact):  # the holder we waited for has built it
                 _compile(recipe, artifact)
     except OSError as error:
@@ -228,29 +212,6 @@ def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
 
 def _accepts(compiler: tuple[str, ...], flag: str) -> bool:
     return _run((*compiler, flag, "-fsyntax-only", "-x", "c++", "/dev/null")).returncode == 0
-
-
-@contextlib.contextmanager
-def _locked(path: Path, limit_s: float) -> Iterator[None]:
-    """Hold a lock that the kernel releases with its holder, however it dies. The holder's pid is in the file."""
-    with path.open("a+") as file:
-        deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    owner = path.read_text().strip() or "unknown"
-                    raise BuildError(
-                        f"process {owner} has been building the kernels for more than {limit_s:g} s ({path}): "
-                        "wait for it, or end it and try again"
-                    ) from None
-                time.sleep(0.05)
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
 
 
 if __name__ == "__main__":

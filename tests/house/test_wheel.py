@@ -1,5 +1,6 @@
 """The package as a user gets it: built, installed into a clean environment, used from another folder."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,8 +14,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGED = {".py", ".yaml", ".cpp", ".hpp", ".cuh", ".csv", ".j2", ".pml"}
-FOLDERS = ("harness", "kernels", "conf", "sweeps")
+PACKAGED = {".py", ".yaml", ".cpp", ".hpp", ".cu", ".cuh", ".csv", ".j2", ".pml"}
+FOLDERS = {
+    "harness": "harness",
+    "kernels": "kernels",
+    "conf": "conf",
+    "sweeps": "sweeps",
+    "reference": "results/reference",
+}
+"""In the package -> in the checkout."""
 ENV = {"PATH": "/usr/bin:/bin"}  # no PYTHONPATH, no HOME
 
 Epcross = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,7 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel made from it. Built from a copy: setuptools writes beside the sources."""
     work = tmp_path_factory.mktemp("build")
     copy = work / "source"
-    skip = shutil.ignore_patterns(".*", "results", "tests", "build", "dist", "*.egg-info", "__pycache__")
+    skip = shutil.ignore_patterns(".*", "measured", "runs", "tests", "build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=skip)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(work / "dist"), str(copy)]
     ran = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120, check=False)
@@ -62,13 +70,13 @@ def epcross(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Epcross:
 
 def expected_files() -> set[str]:
     files = {
-        f"epcross/{(Path(folder) / name).relative_to(ROOT)}"
-        for top in FOLDERS
-        for folder, _, names in os.walk(ROOT / top, followlinks=True)  # conf may link to sweeps
+        f"epcross/{Path(top) / (Path(folder) / name).relative_to(ROOT / place)}"
+        for top, place in FOLDERS.items()
+        for folder, _, names in os.walk(ROOT / place, followlinks=True)  # conf may link to sweeps
         for name in names
         if Path(name).suffix in PACKAGED
     }
-    return files | {"epcross/__init__.py", "epcross/py.typed"}
+    return files | {"epcross/__init__.py", "epcross/py.typed", "epcross/claims.yaml"}
 
 
 def test_the_wheel_is_pure_and_holds_exactly_the_package(built: Path) -> None:
@@ -107,3 +115,11 @@ def test_backends_lists_every_baseline_from_another_folder(epcross: Epcross) -> 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for path in (ROOT / "conf" / "backend").glob("*.yaml"):
         assert path.stem in ran.stdout
+
+
+def test_claims_and_published_values_come_along(epcross: Epcross) -> None:
+    ran = epcross("claims", "--json")
+    assert ran.returncode == 3, ran.stdout + ran.stderr
+    found = {one["id"]: one["verdict"] for one in json.loads(ran.stdout)}
+    assert found["P01"] == "not measured"
+    assert found["B09"] == "inside"

@@ -47,8 +47,10 @@ def book_of(claim: Claim | str, **changes: Any) -> Book:
     return replace(BOOK, claims=(replace(kept, **changes),))
 
 
-def verdict_of(book: Book, *rows: pd.DataFrame, way: Way = Way.REPLICATES, **options: Any) -> Judgement:
+def verdict_of(
+    book: Book, first: pd.DataFrame, *more: pd.DataFrame, way: Way = Way.REPLICATES, **options: Any
+) -> Judgement:
     """The judgement of the book's one claim, one way."""
-    found = judge(book, pd.concat(rows, ignore_index=True) if len(rows) > 1 else rows[0], PUBLISHED, **options)
+    found = judge(book, pd.concat([first, *more], ignore_index=True), PUBLISHED, **options)
     (one,) = [judgement for judgement in found if judgement.way is way]
     return one

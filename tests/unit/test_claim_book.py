@@ -142,6 +142,10 @@ def test_a_good_claim_is_read(tmp_path: Path) -> None:
             "evidence goes with quantity nominal",
         ),
         ({"quantity": "crossover_tokens", "lower": 0.5}, "a crossover lies at 1 token per rank or above"),
+        (
+            {"quantity": "wire_multiple", "baseline": "", "phase": "layer"},
+            "quantity wire_multiple needs a phase whose bytes are counted, not layer",
+        ),
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"id": 5}, "id is 5, but must be text"),
     ],

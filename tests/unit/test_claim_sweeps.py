@@ -1,6 +1,7 @@
 """A sweep for each quoted statement: it plans, says what it assumes, and measures what its claims need."""
 
 import re
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
 def planned(sweep: str, everything: Path) -> Plan:
     return build([f"sweep={sweep}"], [everything])
 

@@ -1,8 +1,8 @@
 """`epcross claims` and `epcross claims add`, as a reader types them."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,26 @@ from test_claim_book import CLAIM
 
 from epcross.harness.analysis import frame
 from epcross.harness.claims import evaluate, published, sources
+from epcross.harness.claims.book import read_book
 from epcross.harness.claims.claims_table import as_json, claim_page, claims_table
 from epcross.harness.claims.hardware import with_products
 from epcross.harness.claims.judge import judge
 from epcross.harness.claims.verdict import Verdict
 from epcross.harness.cli import run as cli
 from epcross.harness.errors import InputError
+from epcross.harness.storing.sealed import read_sealed, seal
 
 HEADER = "system,phase,ep_size,tokens_per_rank,metric,value"
 TABLE = f"{HEADER}\nmine,round_trip,8,1,latency_us,12.5\nmine,round_trip,8,32,latency_us,13.5\n"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Commands run in an empty folder: what they read and write is there."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    yield folder
+    return folder
 
 
 def rendered(what: Any) -> list[str]:
@@ -82,7 +84,7 @@ def test_a_run_on_nvlink_is_judged(elsewhere: Path, capsys: pytest.CaptureFixtur
         for seed in range(2)
     ]  # fmt: skip
     run = make_run(elsewhere / "runs", units=False)
-    folder = write(elsewhere / "merged", [_of_run(row, run.name) for row in rows])
+    folder = write(elsewhere / "merged", [replace(row, run_id=run.name) for row in rows])
     (folder / "runs").mkdir()
     run.rename(folder / "runs" / run.name)
     _name_gpus(folder / "runs" / run.name, "NVIDIA H200")
@@ -100,18 +102,10 @@ def test_a_run_on_nvlink_is_judged(elsewhere: Path, capsys: pytest.CaptureFixtur
     assert "measured by: epcross run sweep=round_trip_one_token" in page
     _name_gpus(folder / "runs" / run.name, "NVIDIA B200")
     assert cli(["claims", "merged", "--claim", "D01"]) == 3
-    assert "measured at product NVIDIA B200, not at H200" in " ".join(capsys.readouterr().out.split())
-
-
-def _of_run(row: Any, run_id: str) -> Any:
-    from dataclasses import replace
-
-    return replace(row, run_id=run_id)
+    assert "measured on NVIDIA B200, not on H200" in " ".join(capsys.readouterr().out.split())
 
 
 def _name_gpus(run: Path, name: str) -> None:
-    from epcross.harness.storing.sealed import read_sealed, seal
-
     path = run / "environment.json"
     path.write_bytes(seal({**read_sealed(path), "gpus": [{"name": name}, {"name": name}]}, indent=1))
 
@@ -198,8 +192,6 @@ def test_claims_are_entered_and_judged(elsewhere: Path, tmp_path: Path, capsys: 
     home = elsewhere / "results" / "reference" / "smith2026"
     assert sorted(path.name for path in home.iterdir()) == ["more.yaml", "ours.yaml", "source.yaml", "table.csv"]
     rows = measured(tmp_path, {"onesided_fence": lambda _: 10.0, "deepep_ll": lambda _: 20.0})
-    from epcross.harness.claims.book import read_book
-
     found = {one.claim.id: one.verdict for one in judge(read_book(), rows, published.load()) if one.way == "replicates"}
     assert found["X01"] is found["X02"] is Verdict.INSIDE
 
@@ -271,6 +263,18 @@ def test_another_folder_of_sources(elsewhere: Path, capsys: pytest.CaptureFixtur
     assert add("u.csv", "--source", "smith", "--into", "papers") == 0
     assert add("u.csv", "--source", "deepep_readme_v2", "--into", "papers") == 2
     assert "source 'deepep_readme_v2' is in" in capsys.readouterr().err
+
+
+def test_the_claim_of_the_page_can_be_entered(elsewhere: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (elsewhere / "smith.yaml").write_text(block)
+    assert add("smith.yaml", "--source", "smith2026", "--title", "Smith et al.") == 0
+    rows = measured(tmp_path, {"onesided_fence": lambda _: 14.0}, tokens=(8,), ep_size=8)
+    found = {one.claim.id: one for one in judge(read_book(), rows, published.load()) if one.way == "replicates"}
+    assert found["S01"].verdict is Verdict.INSIDE
+    assert "Left open and not measured" in found["S01"].reason
+    assert "dispatch_format fp8" in found["S01"].reason
 
 
 def test_a_run_is_looked_at_once_however_often_it_is_given(elsewhere: Path) -> None:

@@ -47,6 +47,7 @@ def problem(command: str) -> str | None:
         return f"no verb; there are {cli.list_commands(context)}"
     verb = cli.get_command(context, words[0])
     assert verb is not None
+    verb = getattr(verb, "commands", {}).get(words[1] if len(words) > 1 else "", verb)  # such as `claims add`
     known = {option for parameter in verb.params for option in parameter.opts}
     unknown = {word for word in words[1:] if word.startswith("-") and " " not in word} - known
     return f"no such option: {sorted(unknown)}" if unknown else None

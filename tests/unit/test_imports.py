@@ -35,7 +35,9 @@ READ_THE_ENVIRONMENT = {
     "epcross.harness.running.group": "tells gloo which interface is the loopback",
     "epcross.harness.storing.probe": "what a run records of it",
     "epcross.harness.storing.provenance": "runs git without the caller's GIT_ variables",
-    "epcross.kernels.shm.build": "CXX names the compiler; where its cache goes",
+    "epcross.kernels.cache": "where compiled kernels are kept",
+    "epcross.kernels.onesided.buffers": "whether torch lets processes share a GPU",
+    "epcross.kernels.shm.build": "CXX names the compiler",
 }
 """Every file that may, and what for."""
 

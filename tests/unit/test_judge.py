@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 from claims_values import BOOK, PUBLISHED, TOKENS, book_of, measured, verdict_of
 
-from epcross.harness.claims.claim import Way
+from epcross.harness.claims.claim import Change, Way
 from epcross.harness.claims.judge import exit_code, judge
 from epcross.harness.claims.verdict import Better, Verdict
 from epcross.harness.errors import InputError
+from epcross.harness.terms import Phase
 
 RATIO = {
     "open": {**BOOK.claim("P01").open, "regime": ("steady",), "routing": ("uniform",), "dispatch_format": ("bf16",)}
@@ -105,7 +106,7 @@ def test_open_factors_are_judged_each_and_the_verdict_says_for_which_it_holds(tm
     assert "it depends: " in found.reason
     assert "inside for regime=steady" in found.reason
     assert "outside for regime=entry" in found.reason
-    assert "left open and not measured: " in found.reason
+    assert "Left open and not measured: " in found.reason
     assert "routing perfect" in found.reason
     assert "dispatch_format fp8" in found.reason
     assert {str(one.factors["regime"]) for one in found.readings} == {"steady", "entry"}
@@ -115,7 +116,7 @@ def test_open_factors_are_judged_each_and_the_verdict_says_for_which_it_holds(tm
 
 def test_relative_claims_hold_on_any_system_and_say_which(tmp_path: Path) -> None:
     rows = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(2.0)})
-    assert "on NVIDIA H200, where the source has Blackwell" in verdict_of(book_of("P01", **RATIO), rows).reason
+    assert "On NVIDIA H200, where the source has Blackwell" in verdict_of(book_of("P01", **RATIO), rows).reason
     own = rows.assign(product="NVIDIA GB200")
     assert "where the source has" not in verdict_of(book_of("P01", **RATIO), own).reason
 
@@ -126,10 +127,10 @@ def test_absolute_claims_need_the_named_hardware(tmp_path: Path) -> None:
     assert here.verdict is Verdict.INSIDE
     elsewhere = verdict_of(book_of("D01"), rows.assign(product="NVIDIA H100 80GB HBM3"), way=Way.REPRODUCES)
     assert elsewhere.verdict is Verdict.NOT_COMPARABLE
-    assert "measured at product NVIDIA H100 80GB HBM3, not at H200" in elsewhere.reason
-    assert verdict_of(book_of("D01"), rows.assign(product="NVIDIA GH200 480GB"), way=Way.REPRODUCES).verdict is (
-        Verdict.NOT_COMPARABLE
-    )
+    assert "measured on NVIDIA H100 80GB HBM3, not on H200, and the claim is absolute" in elsewhere.reason
+    for product in ("NVIDIA GH200 480GB", "NVIDIA H100, NVIDIA H200", "no GPU", "GPU not reported"):
+        found = verdict_of(book_of("D01"), rows.assign(product=product), way=Way.REPRODUCES)
+        assert found.verdict is Verdict.NOT_COMPARABLE, product
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,16 @@ def test_a_ratio_on_other_token_ids_is_not_comparable(tmp_path: Path) -> None:
     assert "other token ids at 32 tokens" in found.reason
 
 
+def test_a_graph_against_a_loop_is_said(tmp_path: Path) -> None:
+    rows = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(2.0)})
+    issued = np.where(rows["backend"] == "deepep_ll", "eager", "graph")
+    found = verdict_of(book_of("P01", **RATIO), rows.assign(enqueued=pd.array(issued, dtype="string")))
+    assert found.verdict is Verdict.INSIDE
+    assert "pairs issued by graph against eager" in found.reason
+    alike = verdict_of(book_of("P01", **RATIO), rows.assign(enqueued="graph"))
+    assert "issued" not in alike.reason
+
+
 def test_two_machines_are_two_readings(tmp_path: Path) -> None:
     rows = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(2.0)})
     other = measured(tmp_path, {"onesided_fence": line(10.0), "deepep_ll": by(1.01)}, machine="feed")
@@ -267,6 +278,30 @@ def test_crossover(tmp_path: Path, at: float, p04: str, p05: str) -> None:
         phase="layer",
     )
     assert [verdict_of(book_of(name), rows).verdict for name in ("P04", "P05")] == [p04, p05]
+
+
+def test_a_lead_at_one_batch_is_no_crossover(tmp_path: Path) -> None:
+    rows = measured(tmp_path, {"layer_onesided": line(10.0), "megamoe": line(20.0)}, tokens=(64, 128), phase="layer")
+    found = verdict_of(book_of("P04"), rows)
+    assert (found.verdict, found.reason) == (
+        Verdict.NOT_MEASURED,
+        "a crossover needs 3 token counts, measured on both sides; there are 2",
+    )
+
+
+def test_a_change_of_models_is_one_reading(tmp_path: Path) -> None:
+    small = measured(tmp_path / "s", {"onesided_fence": lambda _: 10.0}, hidden=2048, tokens=(8,))
+    large = measured(tmp_path / "l", {"onesided_fence": lambda _: 20.0}, model="kimi_k2", num_experts=384, tokens=(8,))
+    claim = replace(
+        BOOK.claim("P16"),
+        subject="one_sided",
+        phase=Phase.ROUND_TRIP,
+        change=Change(factor="model", base="deepseek_v3", to=("kimi_k2",)),
+        open={name: values for name, values in RATIO["open"].items() if name != "model"},
+    )
+    found = verdict_of(book_of(claim), small, large)
+    assert found.verdict is Verdict.INSIDE, found.reason
+    assert found.readings[0].findings[0].value == pytest.approx(2.0, rel=0.02)
 
 
 def test_a_crossover_the_other_way_round_contradicts_both(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_series_differ_in_more_than_colour(usual):
 def test_every_figure_is_drawn_and_shows_exactly_the_series_of_its_data(usual):
     _, found = usual
     assert list(found) == [
-        "latency", "ratio", "crossover_map", "phases", "bandwidth", "skew", "variance", "latency_flagged",
+        "latency", "ratio", "crossover_map", "crossings", "phases", "bandwidth", "skew", "variance", "latency_flagged",
     ]  # fmt: skip
     for one in found.values():
         assert isinstance(one, Figure), one

@@ -1,5 +1,6 @@
-"""Published values: every one arrives as it was entered, agrees with the numbers beside it, and joins the tidy frame."""
+"""Published values: each arrives as it was entered, agrees with the numbers beside it, and joins the tidy frame."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,11 @@ def test_rows_have_the_columns_of_measured_ones(tmp_path: Path, rows: pd.DataFra
         frame.require_one_domain(both)
 
 
+def test_the_added_columns_are_in_the_dictionary() -> None:
+    page = (Path(__file__).parents[2] / "results" / "README.md").read_text().split("## Published values")[1]
+    assert re.findall(r"^\| `(\w+)` \|", page.split("## Columns of a row")[0], re.MULTILINE) == list(published.ADDED)
+
+
 def test_what_is_not_stated_is_missing_and_no_number(rows: pd.DataFrame) -> None:
     paper = rows[rows["source"] == "abstract_2611_13188"]
     for name in ("ep_size", "tokens_per_rank", "hidden", "latency_us"):
@@ -252,12 +258,6 @@ def test_a_measurement_in_two_tables_of_a_source_is_refused(tmp_path: Path) -> N
         published.load([folder])
 
 
-def test_one_name_for_two_sources_is_refused(tmp_path: Path) -> None:
-    folders = [source(tmp_path / "a", GOOD), source(tmp_path / "b", GOOD)]
-    with pytest.raises(ConfigError, match="source 'mine' exists twice"):
-        published.load(folders)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -279,6 +279,15 @@ def test_a_source_that_cannot_be_used_is_named(tmp_path: Path, text: str, words:
         published.load([folder])
     assert words in str(caught.value)
     assert len(str(caught.value)) < 1500
+
+
+def test_the_same_source_in_two_folders_counts_once(tmp_path: Path) -> None:
+    """As of an installed epcross that is used in a checkout."""
+    folders = [source(tmp_path / "a", GOOD), source(tmp_path / "b", GOOD)]
+    assert len(published.load(folders)) == 1
+    (folders[1] / "mine" / "table.csv").write_text(f"{HEADER}\n{GOOD.replace('12.5', '12.6')}\n")
+    with pytest.raises(ConfigError, match="source 'mine' exists twice"):
+        published.load(folders)
 
 
 def test_a_folder_that_is_not_there() -> None:

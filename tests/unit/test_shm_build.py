@@ -160,17 +160,6 @@ def test_processes_that_start_together_compile_once(compiler: Callable[[str], Pa
     assert _count(script) == 1
 
 
-def test_the_cache_lies_in_the_environment_or_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert build.cache_directory() == tmp_path / "cache"
-    monkeypatch.delenv("EPCROSS_CACHE_DIR")
-    monkeypatch.setattr(build.sys, "prefix", "/some/venv")
-    monkeypatch.setattr(build.sys, "base_prefix", "/usr")
-    assert build.cache_directory() == Path("/some/venv/var/cache/epcross")
-    monkeypatch.setattr(build.sys, "prefix", "/usr")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert build.cache_directory() == Path("/xdg/epcross")
-
-
 @pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
 def test_the_real_sources_compile_without_a_warning(tmp_path: Path) -> None:
     """Portable flags and without optimisation: quick, and the path that other CPUs take."""

@@ -10,7 +10,7 @@ from epcross.harness.slurm import layout, submit
 from epcross.harness.slurm.layout import Piece
 
 CONF = Path(__file__).parents[1] / "slurm" / "conf"
-GPUS = ("sweep=grid", "device=gpus", "backend=spanning", "model=deepseek_v3", "launcher=slurm")
+GPUS = ("sweep=grid", "device=cuda", "backend=spanning", "model=deepseek_v3", "launcher=slurm")
 
 
 def plan(*words: str) -> Plan:

@@ -18,7 +18,7 @@ from epcross.harness.slurm.plan_view import script_text
 
 CONF = Path(__file__).parents[1] / "slurm" / "conf"
 GOLDEN = Path(__file__).parent / "golden"
-GPUS = ("sweep=grid", "device=gpus", "backend=spanning", "model=deepseek_v3", "launcher=slurm")
+GPUS = ("sweep=grid", "device=cuda", "backend=spanning", "model=deepseek_v3", "launcher=slurm")
 GB200 = (*GPUS, "cluster=gb200_nvl72", "cluster.partition=batch", "cluster.account=team")
 
 SBATCH = """#!/bin/sh

@@ -202,13 +202,13 @@ def test_seats_are_held_against_the_plan() -> None:
         "the ranks lie on 2 nodes (a, b), and 1 were planned",
         "domain=cpu does not span nodes: its ranks share memory",
     ]
-    assert seat_problems(seats("a", per_node=3), piece) == ["Slurm started 3 tasks for ep_size=2"]
+    assert seat_problems(seats("a", per_node=3), piece) == ["Slurm started 3 tasks, and 2 were planned"]
     with pytest.raises(StoreError, match="no piece 'cpu_ep9'"):
         find_piece(plan, "cpu_ep9")
 
 
 def test_ranks_in_several_domains_are_named() -> None:
-    gpus = ("sweep=grid", "device=gpus", "backend=spanning", "launcher=slurm", "cluster=gb200_nvl72", "ep_size=8")
+    gpus = ("sweep=grid", "device=cuda", "backend=spanning", "launcher=slurm", "cluster=gb200_nvl72", "ep_size=8")
     (piece,) = pieces(build(gpus, [CONF]))
     two = seats("a", "b", per_node=4, gpus=4)
     assert "spread over 2 nvlink domains (ranks 0-3 in a; ranks 4-7 in b), and scope=scale_up needs one" in (

@@ -3,12 +3,16 @@
 Figures are made without pyplot, so nothing global is kept and no display is looked for.
 """
 
+import base64
+import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.analysis.style import SeriesStyle, theme
+from epcross.harness.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -33,6 +37,27 @@ class Figure:
         """How wide the drawing is."""
         return float(self.drawing.get_size_inches()[0])
 
+    def save(self, path: Path | str) -> Path:
+        """Write it as what the name of `path` ends in: .pdf, .svg or .png. The caption is `caption`.
+
+        Raises:
+            InputError: another ending.
+        """
+        path = Path(path)
+        if path.suffix not in _FORMATS:
+            raise InputError(f"{path}: figures are saved as {', '.join(_FORMATS)}; name it so")
+        path.write_bytes(_FORMATS[path.suffix](self))
+        return path
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the drawing, and under it the words it must not be seen without."""
+        image = base64.b64encode(svg(self)).decode()
+        return (
+            f'<figure style="margin: 0; max-width: {self.width_inches:.2f}in">'
+            f'<img style="width: 100%" alt="{html.escape(self.title)}" src="data:image/svg+xml;base64,{image}">'
+            f"<figcaption><small>{'<br>'.join(map(html.escape, self.caption))}</small></figcaption></figure>"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omitted:
@@ -41,6 +66,10 @@ class Omitted:
     name: str
     title: str
     reason: str
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<p>{html.escape(self.title)}: left out, because {html.escape(self.reason)}.</p>"
 
 
 class NotDrawn(AssertionError):
@@ -149,6 +178,15 @@ def token_axis(ax: "Axes", tokens: Iterable[int]) -> None:
     ax.set_xlabel("tokens per rank")
 
 
+def token_bars(ax: "Axes", tokens: Sequence[int]) -> int:
+    """An x axis with one place and label for each number of tokens; by how many degrees labels turn to have room."""
+    turned = 90 if len(tokens) > 8 else 0
+    ax.set_xticks(range(len(tokens)), [str(value) for value in tokens], rotation=turned)
+    ax.set_xlabel("tokens per rank")
+    ax.grid(visible=False, axis="x")
+    return turned
+
+
 def microsecond_axis(ax: "Axes") -> None:
     """A logarithmic y axis in plain numbers; 2 and 5 are labelled too where few powers of ten are in view."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -176,6 +214,9 @@ def pdf(figure: Figure) -> bytes:
 def png(figure: Figure) -> bytes:
     """The figure as PNG at 200 dots per inch."""
     return _saved(figure, format="png", dpi=200, metadata={"Software": "epcross"})
+
+
+_FORMATS: Mapping[str, Callable[[Figure], bytes]] = {".pdf": pdf, ".svg": svg, ".png": png}
 
 
 def _saved(figure: Figure, **how: Any) -> bytes:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 from epcross.harness.analysis.cells import Cell, headline_flags
-from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted
+from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, token_bars
 from epcross.harness.analysis.figures.scene import Scene, by_series, entry
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
@@ -50,9 +50,7 @@ def draw(scene: Scene) -> Figure | Omitted:
         beyond = beyond or any(known[id(point)]["rest"] < 0 for point in points)
         ax.axhline(100, color="#000000", linewidth=0.8)
         ax.set_ylim(0, max(105, 1.03 * max(bottom)))
-        ax.set_xticks(x, [str(point.tokens) for point in points])
-        ax.set_xlabel("tokens per rank")
-        ax.grid(visible=False, axis="x")
+        token_bars(ax, [point.tokens for point in points])
     canvas.y_label("share of round trip (%)")
     sentences = [
         "median over repeats of each phase's share of the round trip of the same repeat; rest: what neither covers, "

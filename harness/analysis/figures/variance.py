@@ -3,7 +3,7 @@
 from typing import Any
 
 from epcross.harness.analysis.cells import by_panel
-from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted
+from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, token_bars
 from epcross.harness.analysis.figures.scene import Scene, by_series, entry, shown_rows
 from epcross.harness.analysis.levels import Levels, levels
 
@@ -35,6 +35,7 @@ def draw(scene: Scene) -> Figure | Omitted:
     for key, points in panels.items():
         panel = titles[key]
         ax = canvas.panels[panel]
+        turned = token_bars(ax, [point.tokens for point in points])
         for position, point in enumerate(points):
             bottom = 0.0
             for level, share in known[id(point)].shares().items():
@@ -53,12 +54,9 @@ def draw(scene: Scene) -> Figure | Omitted:
                 data.append({**line, "key": f"{level}/{point.tokens}"})
             spread = known[id(point)].spread_percent
             words = f"{spread:.1f}" if spread < 9.95 else f"{spread:.0f}"
-            ax.text(position, 103, words, ha="center", va="bottom", fontsize=7)
-        ax.set_ylim(0, 118)
+            ax.text(position, 103, words, ha="center", va="bottom", fontsize=7, rotation=turned)
+        ax.set_ylim(0, 123 if turned else 118)
         ax.set_yticks([0, 25, 50, 75, 100])
-        ax.set_xticks(range(len(points)), [str(point.tokens) for point in points])
-        ax.set_xlabel("tokens per rank")
-        ax.grid(visible=False, axis="x")
     canvas.y_label("share of variance (%)")
     absent = sorted(
         {name for found in known.values() for name in ("launch", "seed", "chain") if getattr(found, name) is None}

@@ -1,0 +1,297 @@
+"""Our own one-sided exchange between GPUs, `kernels.onesided`, under the contract: one protocol each."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from epcross.harness.backends.base import Batch, Description, Group, Shard
+from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
+from epcross.harness.point import Point, Scalar
+from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
+from epcross.kernels.formats import RowSize, row_size
+from epcross.kernels.onesided.agreement import shape_of, unavailable
+from epcross.kernels.onesided.exchange import OneSidedAllToAll
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Protocol, Shape, layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DISPATCH = frozenset({Boundary.LAYOUT, Boundary.TRANSFER})
+_COMBINE = frozenset({Boundary.TRANSFER, Boundary.REDUCE})
+
+
+class OneSided(GpuBackend):
+    """What both protocols have in common."""
+
+    protocol: ClassVar[Protocol]
+    domains = frozenset({Domain.NVLINK, Domain.SHARED_GPU})
+    host_sync = False
+    graph = GraphSupport.YES
+
+    _exchange: OneSidedAllToAll | None = None
+
+    @classmethod
+    def option_defaults(cls) -> Mapping[str, Scalar]:
+        """`num_sms` bounds the blocks that wait at once (0: as many as the GPU holds); `programmatic_launch` lets a
+        kernel in before the one before has ended; `timeout_s` bounds every wait for a peer."""
+        return {"num_sms": 0, "programmatic_launch": True, "timeout_s": 10.0}
+
+    def unavailable(self) -> str | None:
+        """No GPU of a kind that the kernels are made for, no torch for CUDA, or no compiler."""
+        return unavailable()
+
+    def unsupported(self, point: Point) -> str | None:
+        """bf16 sums, rows of multiples of 16 bytes, and the limits of the layout; and memory, once a GPU is at hand."""
+        problems = []
+        if point.combine_format is not RowFormat.BF16:
+            problems.append(f"{self.name} adds bf16 partials; combine_format={point.combine_format} is not one")
+        if point.sharing is Sharing.ONE_LAUNCH and point.ep_size > MAX_LOCAL_RANKS:
+            problems.append(f"one launch serves at most {MAX_LOCAL_RANKS} ranks, not ep_size={point.ep_size}")
+        if point.model.top_k > point.placement.num_slots:
+            problems.append(f"top_k={point.model.top_k} is above num_slots={point.placement.num_slots}")
+        if not _number(self.options["timeout_s"]) > 0:
+            problems.append(f"every wait is bounded: timeout_s={self.options['timeout_s']} must be above 0")
+        if _number(self.options["num_sms"]) < 0:
+            problems.append(f"num_sms={self.options['num_sms']} must be 0 (no bound) or more")
+        try:
+            needed = self.workspace_bytes(point) * _sharers(point)
+        except ValueError as error:
+            problems.append(f"{self.name}: {error}")
+        else:
+            problems += _memory_problem(needed)
+        return "; ".join(problems) or None
+
+    def workspace_bytes(self, point: Point) -> int:
+        """The workspace of one rank. Raises `ValueError` for a shape beyond the limits."""
+        return layout(self.protocol, _shape(point)).total_bytes
+
+    def prebuild(self) -> None:
+        """Compile for the GPU of this machine, exchange and instruments."""
+        import torch
+
+        from epcross.kernels.instruments import native
+        from epcross.kernels.onesided import jit
+
+        if unavailable() is None:
+            arch = jit.architecture(*torch.cuda.get_device_capability())
+            jit.build(arch)
+            native.build(arch)
+
+    def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:
+        """See `GpuBackend`."""
+        import torch
+
+        self._torch: Any = torch
+        self._point = point
+        self._first, self._local = shards[0].rank, len(shards)
+        self._counts = [point.tokens[shard.rank] for shard in shards]
+        self._size: RowSize = row_size(point.dispatch_format, point.model.hidden)
+        num_sms = int(_number(self.options["num_sms"]))
+        self._exchange = OneSidedAllToAll(
+            group.torch("gloo") if group.size > 1 else None,  # type: ignore[arg-type]
+            num_experts=point.placement.num_slots,
+            top_k=point.model.top_k,
+            hidden=point.model.hidden,
+            max_tokens_per_rank=max(1, point.max_tokens_per_rank),
+            dispatch_format=point.dispatch_format,
+            protocol=self.protocol,
+            placement=shards[0].slot_rank.tolist(),
+            local_ranks=self._local,
+            ranks_per_gpu=group.size if point.sharing is Sharing.PROCESSES else 1,
+            timeout_s=_number(self.options["timeout_s"]),
+            num_sms=num_sms or None,
+            programmatic_launch=bool(self.options["programmatic_launch"]),
+        )
+        # a dropped selection (-1) indexes the last entry: a rank that does not exist
+        slot_rank = np.append(shards[0].slot_rank, np.int32(-1))
+        self._device = self._exchange.device
+        self._slot_rank = torch.from_numpy(slot_rank).to(self._device)
+        self._inputs = [self._input() for _ in shards[0].batches]
+        self._out = [self._zeros(point.model.hidden, torch.bfloat16) for _ in shards[0].batches]
+        self._arrived: dict[int, list[tuple[Tensor, ...]]] = {}  # source and token of each row, sources ascending
+        for index in range(len(shards[0].batches)):
+            self.refill_ranks(index, [shard.batches[index] for shard in shards])
+
+    def _input(self) -> dict[str, "Tensor"]:
+        torch, size, top_k = self._torch, self._size, self._point.model.top_k
+        return {
+            "rows": self._zeros(size.padded_row_bytes, torch.uint8),
+            "ids": self._zeros(top_k, torch.int32),
+            "weights": self._zeros(top_k, torch.float32),
+            "scales": self._zeros(size.padded_scale_bytes, torch.uint8),
+        }
+
+    def _zeros(self, width: int, dtype: Any) -> "Tensor":
+        """[T, width], or [V, T, width] with room for the fullest rank."""
+        leading = () if self._local == 1 else (self._local,)
+        return self._torch.zeros((*leading, max(self._counts), width), dtype=dtype, device=self._device)
+
+    def refill_ranks(self, set_index: int, batches: Sequence[Batch]) -> None:
+        """See `GpuBackend`."""
+        for name, held in self._inputs[set_index].items():
+            for local, batch in enumerate(batches):
+                given = self._torch.from_numpy(getattr(batch, name))
+                self._of_rank(held, local)[: len(given)].copy_(given)
+
+    def dispatch(self, set_index: int) -> None:
+        """See `Backend`."""
+        given = self._inputs[set_index]
+        self._landed = self._opened().dispatch(
+            given["rows"],
+            given["ids"],
+            given["weights"],
+            given["scales"] if self._size.scale_bytes else None,
+            tokens=self._counts,
+            group_tokens=max(self._point.tokens),
+        )
+
+    def received_ranks(self, set_index: int) -> list[DeviceReceived]:
+        """See `GpuBackend`. The landing set of the last dispatch, wherever it was enqueued from."""
+        self._wait()
+        landing = self._landed.landing()
+        arrived = self._landed.arrived()
+        self._arrived[set_index] = [
+            self._of_rank(arrived, local).nonzero(as_tuple=True) for local in range(self._local)
+        ]
+        found = []
+        for local, (source, token) in enumerate(self._arrived[set_index]):
+            at = (source, token) if self._local == 1 else (local, source, token)
+            ids, weights = landing.ids[at], landing.weights[at]
+            here = self._slot_rank[ids.long()] == self._first + local
+            found.append(
+                DeviceReceived(
+                    source=source.int(),
+                    token=token.int(),
+                    ids=self._torch.where(here, ids, self._torch.full_like(ids, -1)),
+                    weights=self._torch.where(here, weights, self._torch.zeros_like(weights)),
+                    rows=landing.rows[at],
+                    scales=landing.scales[at],
+                )
+            )
+        return found
+
+    def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
+        """See `GpuBackend`. One buffer at (source, token) serves every set."""
+        buffer = self._opened().combine_buffer()
+        for local, (source, token) in enumerate(self._arrived[set_index]):
+            self._of_rank(buffer, local)[source, token] = partials[local]
+
+    def combine(self, set_index: int) -> None:
+        """See `Backend`."""
+        self._opened().combine(self._out[set_index])
+
+    def combined_ranks(self, set_index: int) -> "list[Tensor]":
+        """See `GpuBackend`."""
+        self._wait()
+        return [self._of_rank(self._out[set_index], local)[:count] for local, count in enumerate(self._counts)]
+
+    def poison(self) -> None:
+        """See `Backend`. Landing words of Sentinel must stay armed, so the sums alone; all ones is a NaN in bf16."""
+        for out in self._out:
+            out.view(self._torch.int16).fill_(-1)
+
+    def drain_timing(self) -> None:
+        """See `Backend`."""
+        self._wait()
+
+    def describe(self) -> Description:
+        """See `Backend`."""
+        exchange = self._opened()
+        told = exchange.describe()
+        steps = told["kernels"]
+        most_blocks = max(step["blocks"] for step in steps.values())
+        return Description(
+            version=told["sources"],
+            transport=told["transport"],
+            algorithm=", ".join(f"{phase} by {step['blocks']} blocks" for phase, step in steps.items()),
+            kernels=tuple(step["name"] for step in steps.values()),
+            workspace_bytes=told["workspace_bytes"],
+            protocol_bytes=self._protocol_bytes(),
+            num_sms=min(most_blocks, self._sm_count()),
+            libraries={"torch": self._torch.__version__},
+        )
+
+    def close(self) -> None:
+        """See `Backend`."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
+
+    def _protocol_bytes(self) -> int:
+        """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
+        at = layout(self.protocol, _shape(self._point))
+        shape = at.shape
+        headers = 8 * shape.ep_size * max(self._counts, default=0)  # one for every (token, rank), sent or not
+        received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
+        padding = received * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
+        if self.protocol is Protocol.FENCE:
+            return headers + padding + 2 * 8 * shape.ep_size  # a flag for each peer and direction, at least
+        rearmed = received * (16 * shape.record_vectors + at.escape_stride + 16 * shape.partial_vectors)
+        return 2 * headers + padding + rearmed
+
+    def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
+        return tensor if self._local == 1 else tensor[local]
+
+    def _sm_count(self) -> int:
+        return self._torch.cuda.get_device_properties(self._device).multi_processor_count
+
+    def _wait(self) -> None:
+        self._torch.cuda.synchronize(self._device)
+        self._opened().check()
+
+    def _opened(self) -> OneSidedAllToAll:
+        assert self._exchange is not None
+        return self._exchange
+
+
+class OneSidedFence(OneSided):
+    """Throughput: plain vector stores, one release fence, one flag for each pair of ranks; combine pulls."""
+
+    name = "onesided_fence"
+    protocol = Protocol.FENCE
+    boundary: ClassVar = {Phase.DISPATCH: _DISPATCH, Phase.COMBINE: _COMBINE, Phase.ROUND_TRIP: _DISPATCH | _COMBINE}
+
+
+class OneSidedSentinel(OneSided):
+    """Latency: every landing word is armed and the data is its own flag; re-arming is inside the window."""
+
+    name = "onesided_sentinel"
+    protocol = Protocol.SENTINEL
+    boundary: ClassVar = {
+        Phase.DISPATCH: _DISPATCH | {Boundary.REARM},
+        Phase.COMBINE: _COMBINE | {Boundary.REARM},
+        Phase.ROUND_TRIP: _DISPATCH | _COMBINE | {Boundary.REARM},
+    }
+
+
+def _shape(point: Point) -> Shape:
+    return shape_of(
+        ep_size=point.ep_size,
+        max_tokens_per_rank=max(1, point.max_tokens_per_rank),
+        top_k=point.model.top_k,
+        hidden=point.model.hidden,
+        dispatch_format=point.dispatch_format,
+    )
+
+
+def _sharers(point: Point) -> int:
+    """Ranks whose workspaces lie on one GPU."""
+    return point.ep_size if point.domain is Domain.SHARED_GPU else 1
+
+
+def _memory_problem(needed: int) -> list[str]:
+    """Why the workspaces can never lie on this GPU. Where no GPU is in use yet, nothing is known and nothing said."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    _, total = torch.cuda.mem_get_info()
+    if needed <= total:
+        return []
+    return [f"its workspaces need {needed} bytes of one GPU, which has {total}: lower max_tokens_per_rank or ep_size"]
+
+
+def _number(value: Scalar) -> float:
+    assert isinstance(value, int | float)
+    return float(value)

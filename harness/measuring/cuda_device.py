@@ -1,0 +1,232 @@
+"""`Device` by torch and the instrument kernels: streams, graphs, events, stamps, the common start, the profiler."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from epcross.harness.backends.base import Group
+from epcross.harness.errors import EpcrossError, WaitExpired
+from epcross.harness.measuring.device import ClockOffset, KernelSpan, Replay
+from epcross.harness.measuring.spans import kernel_spans
+from epcross.kernels.instruments.native import MAX_PROCESSES, Instruments
+from epcross.kernels.onesided.jit import architecture
+
+MAX_STAMPS = 1 << 16
+START_MARGIN_NS = 3_000
+"""From rank 0's decision to the common start: longer than a word takes to any peer."""
+
+OFFSET_ROUNDS = 1000
+STEP_READINGS = 20_000
+_PAD_BYTES = 8 * (MAX_PROCESSES + 1)
+_WORDS = 64  # private words of the device: state, expired, results
+
+_open: "WeakKeyDictionary[Group, CudaDevice]" = WeakKeyDictionary()
+
+
+def open_device(group: Group, limit_s: float) -> "CudaDevice":
+    """The current GPU, prepared once for all units of a process group. Collective.
+
+    Raises:
+        EpcrossError: its kernels cannot be built or loaded, or the processes cannot map each other's memory.
+    """
+    if group not in _open:
+        _open[group] = CudaDevice(group, limit_s)
+    return _open[group]
+
+
+class CudaDevice:
+    """See `Device`."""
+
+    def __init__(self, group: Group, limit_s: float) -> None:
+        import torch
+
+        if group.size > MAX_PROCESSES:
+            raise EpcrossError(f"EP {group.size} is more than the {MAX_PROCESSES} processes that can start together")
+        self._torch: Any = torch
+        self._group = group
+        self._limit_ns = int(limit_s * 1e9)
+        self.index = torch.cuda.current_device()
+        properties: Any = torch.cuda.get_device_properties(self.index)
+        self.sm_count = int(properties.multi_processor_count)
+        self.cache_bytes = int(properties.L2_cache_size)
+        torch.cuda.synchronize()  # the context must be there before a module is loaded into it
+        self.kernels = Instruments(architecture(properties.major, properties.minor))
+        self._capture_stream: Any = torch.cuda.Stream()
+        self.words: Any = torch.zeros(_WORDS, dtype=torch.int64, device="cuda")
+        self._stamps: Any = torch.zeros(MAX_STAMPS, dtype=torch.int64, device="cuda")
+        self._flush: Any = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device="cuda")
+        self.pads: Any = None  # symmetric: this process's
+        self.pad_addresses: list[int] = [0]
+        self._table: Any = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.offset = ClockOffset()
+        if group.size > 1:
+            self.pads, self.pad_addresses = self.symmetric(_PAD_BYTES)
+            self._table = torch.tensor(self.pad_addresses, dtype=torch.int64, device="cuda")
+            self.offset = self._measure_offset()
+
+    def capture(self, enqueue: Callable[[], None]) -> Replay:
+        """See `Device`."""
+        torch = self._torch
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads of the process do meanwhile (a profiler, NCCL's watchdog) spoils nothing
+        with torch.cuda.graph(graph, stream=self._capture_stream, capture_error_mode="thread_local"):
+            enqueue()
+        return graph
+
+    def mark(self) -> Any:
+        """See `Device`."""
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_us(self, first: Any, last: Any) -> float:
+        """See `Device`."""
+        last.synchronize()
+        return float(first.elapsed_time(last)) * 1e3
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        self._torch.cuda.synchronize()
+        if self._group.size > 1 and int(self.words[_EXPIRED]):
+            raise WaitExpired(
+                f"rank {self._group.rank} waited {self._limit_ns / 1e9:g} s on its GPU for the common start: a rank is "
+                "stuck, stopped or gone"
+            )
+
+    def line_up(self, slot: int) -> None:
+        """See `Device`."""
+        self._enqueue(
+            "line_up",
+            self._table.data_ptr(),
+            self._group.rank,
+            self._group.size,
+            self.offset.offset_ns,
+            START_MARGIN_NS,
+            self._limit_ns,
+            self.word(_STATE),
+            self.word(_EXPIRED),
+            self._slot(slot),
+        )
+
+    def stamp(self, slot: int) -> None:
+        """See `Device`."""
+        self._enqueue("stamp", self._slot(slot))
+
+    def stamps_ns(self, count: int) -> Sequence[int]:
+        """See `Device`."""
+        self.synchronize()
+        return self._stamps[:count].tolist()
+
+    def flush_cache(self) -> None:
+        """See `Device`."""
+        self._flush.zero_()
+
+    def hold(self, duration_us: float) -> None:
+        """See `Device`."""
+        self._enqueue("hold", int(duration_us * 1e3))
+
+    def empty(self) -> None:
+        """See `Device`."""
+        self._enqueue("empty")
+
+    def kernel_spans(self, run: Callable[[], None]) -> Sequence[KernelSpan]:
+        """See `Device`."""
+        profiler = self._torch.profiler
+        kinds = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]
+        with profiler.profile(activities=kinds, acc_events=True) as profile:
+            run()
+        with tempfile.TemporaryDirectory(prefix="epcross-trace-") as folder:
+            path = Path(folder) / "trace.json"
+            profile.export_chrome_trace(str(path))
+            return kernel_spans(json.loads(path.read_text())["traceEvents"])
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """See `Device`."""
+        return _Range(self._torch, name)
+
+    def symmetric(self, size_bytes: int) -> tuple[Any, list[int]]:
+        """Zeroed memory of this process, and the addresses of every process's. Collective."""
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        symmetric: Any = symmetric_memory
+        memory = symmetric.empty(size_bytes, dtype=self._torch.uint8, device=f"cuda:{self.index}")
+        handle = symmetric.rendezvous(memory, self._group.torch("gloo"))
+        memory.zero_()
+        self._torch.cuda.synchronize()
+        self._group.barrier()
+        return memory, [int(address) for address in handle.buffer_ptrs]
+
+    def word(self, number: int) -> int:
+        """Address of a private word; they are zero unless a kernel wrote them."""
+        return self.words.data_ptr() + 8 * number
+
+    def timer_step_ns(self) -> int:
+        """The smallest step of the GPU's timer that is seen."""
+        self._enqueue("timer_step", STEP_READINGS, self.word(_RESULT))
+        self._torch.cuda.synchronize()
+        return int(self.words[_RESULT])
+
+    def _measure_offset(self) -> ClockOffset:
+        """Process 0 exchanges clocks with each of the others in turn. Zero, within a step, where GPUs are the same."""
+        group = self._group
+        uuid = str(self._torch.cuda.get_device_properties(self.index).uuid).encode()
+        uuids = group.all_gather(uuid)
+        step_ns = self.timer_step_ns()
+        mine = ClockOffset(error_ns=step_ns)
+        for peer in range(1, group.size):
+            measured = b""
+            if uuids[peer] != uuids[0] and group.rank in (0, peer):
+                self.pads.zero_()
+                self._torch.cuda.synchronize()
+            group.barrier()
+            if uuids[peer] != uuids[0] and group.rank in (0, peer):
+                other = self.pad_addresses[peer if group.rank == 0 else 0]
+                own = self.pad_addresses[group.rank]
+                first = int(group.rank == 0)
+                words = (self.word(_EXPIRED), self.word(_RESULT))
+                self._enqueue("ping_clock", own, other, first, OFFSET_ROUNDS, self._limit_ns, *words)
+                self.synchronize()
+                if first:
+                    measured = json.dumps(self.words[_RESULT : _RESULT + 2].tolist()).encode()
+            told = group.all_gather(measured)[0]
+            if told and group.rank == peer:
+                offset_ns, error_ns = json.loads(told)
+                mine = ClockOffset(offset_ns=offset_ns, error_ns=error_ns + step_ns)
+        if self.pads is not None:
+            self.pads.zero_()
+            self._torch.cuda.synchronize()
+        group.barrier()
+        return mine
+
+    def _slot(self, slot: int) -> int:
+        if not 0 <= slot < MAX_STAMPS:
+            raise EpcrossError(f"a series needs stamp {slot} and there are {MAX_STAMPS}: lower timing.iterations")
+        return self._stamps.data_ptr() + 8 * slot
+
+    def _enqueue(self, name: str, *values: int, blocks: int = 1, dependent: bool = False) -> None:
+        stream = self._torch.cuda.current_stream().cuda_stream
+        self.kernels.enqueue(name, stream, *values, blocks=blocks, dependent=dependent)
+
+
+_STATE, _EXPIRED, _RESULT = 0, 2, 3  # words: two of state, one, two results; others are for whoever asks
+
+
+class _Range:
+    """A range in torch's profiler and in NVTX, whichever listens."""
+
+    def __init__(self, torch: Any, name: str) -> None:
+        self._torch, self._name = torch, name
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(self._torch.profiler.record_function(self._name))
+        self._stack.enter_context(self._torch.cuda.nvtx.range(self._name))
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()

@@ -1,0 +1,208 @@
+"""How a pair is timed on a GPU: two regimes, and spans for diagnosis.
+
+    steady   graph: |pair|pair| ... |pair|        replayed: |fill|replay|replay| ... |      period = time / pairs
+    entry    graph: |flush|line up, stamp|pair|stamp|  ...                                  once for each iteration
+             and again with stamps around each phase, which cost time: its own series, for dispatch and combine
+    spans    |hold|pair|pair| ... under the profiler: each phase from its first kernel's start to its last one's end
+
+Graphs hold no host work and rotate through all sets; they are captured once for a unit and replayed for every chain and
+seed, whose inputs change in place. A backend that cannot be captured is called in a loop instead (`eager`): enqueued
+ahead of the GPU if it allows that, behind a held kernel in `entry`.
+
+Timers of two GPUs differ; `line_up` starts all of them at one moment of process 0's timer, as far as the offsets
+between them are known. Stamps are given on process 0's timer, with that uncertainty.
+"""
+
+import statistics
+from collections.abc import Callable
+
+from epcross.harness.backends.base import Group
+from epcross.harness.measuring.device import Device, Replay
+from epcross.harness.measuring.spans import phase_spans, range_name
+from epcross.harness.measuring.timing import NS_PER_US, Pair, Series
+from epcross.harness.terms import GraphSupport, Phase, Regime
+
+GRAPH_PAIRS = 200
+"""Pairs of one steady graph: the gap between two replays, of a microsecond or two, is then far below 1 % of one."""
+
+INSTRUMENT_ITERATIONS = 64
+HOLD_US = 300.0
+"""Longer than Python takes to enqueue one pair and its stamps; only eager series and spans need it."""
+
+SPAN_PAIRS = 32
+"""The profiler keeps every kernel; spans need few."""
+
+
+class CudaTimer:
+    """A `Timer` on one GPU of each process; ranks that one launch serves are timed together."""
+
+    def __init__(self, device: Device, group: Group, *, graph: GraphSupport) -> None:
+        self._device, self._group = device, group
+        self._captures = graph is not GraphSupport.NO
+        self._graphs: dict[tuple[str, int, int], Replay] = {}
+        self._steady_pairs = 0
+
+    def enqueued(self, regime: Regime) -> str:
+        """See `Timer`."""
+        return "graph" if self._captures and regime is not Regime.SPANS else "eager"
+
+    def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
+        """See `Timer`. A graph is replayed until at least `pairs` have run."""
+        device = self._device
+        size = -(-min(pairs, GRAPH_PAIRS) // sets) * sets
+        replays = -(-pairs // size)
+        run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
+        self._line_up()
+        run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
+        first = device.mark()
+        for _ in range(replays):
+            run()
+        last = device.mark()
+        self._steady_pairs = size * replays
+        period_us = device.elapsed_us(first, last) / self._steady_pairs
+        device.synchronize()
+        return Series(values_us={Phase.ROUND_TRIP: [period_us]}, starts_ns=[0], pairs=self._steady_pairs)
+
+    def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
+        """See `Timer`."""
+        if regime is Regime.STEADY:
+            return self.steady(pair, pairs=pairs, sets=sets)
+        if regime is Regime.SPANS:
+            return self._spans(pair, pairs=-(-min(pairs, SPAN_PAIRS) // sets) * sets, sets=sets)
+        return self._entry(pair, iterations=iterations, sets=sets)
+
+    def instrument_us(self, regime: Regime, *, sets: int) -> float:
+        """See `Timer`. Steady: a graph of one empty kernel in place of each graph of pairs, shared out over the pairs.
+        Entry: the common start and the stamp, with nothing between. Spans: the profiler times kernels by themselves.
+        """
+        if regime is Regime.SPANS:
+            return 0.0
+        if regime is Regime.STEADY:
+            pairs = self._steady_pairs or GRAPH_PAIRS
+            size = min(pairs, GRAPH_PAIRS)
+            run = self._runner("empty", 1, sets, self._device.empty)
+            run()
+            first = self._device.mark()
+            for _ in range(max(1, pairs // size)):
+                run()
+            return round(self._device.elapsed_us(first, self._device.mark()) / pairs, 4)
+        count = INSTRUMENT_ITERATIONS
+        stamps = self._stamped("instrument", 2, count, sets, lambda slot, _: self._between(slot, lambda: None))
+        return round(statistics.median((b - a) / NS_PER_US for a, b in zip(stamps[::2], stamps[1::2], strict=True)), 4)
+
+    def close(self) -> None:
+        """See `Timer`. Graphs hold addresses of the backend's buffers, so they go first."""
+        self._graphs.clear()
+
+    def _entry(self, pair: Pair, *, iterations: int, sets: int) -> Series:
+        device = self._device
+
+        def phases(slot: int, s: int) -> None:
+            self._start(slot)
+            pair.dispatch(s)
+            device.stamp(slot + 1)
+            pair.experts(s)
+            device.stamp(slot + 2)
+            pair.combine(s)
+            device.stamp(slot + 3)
+
+        def whole(slot: int, s: int) -> None:
+            self._between(slot, lambda: _pair(pair, s))
+
+        parts = self._stamped("phases", 4, iterations, sets, phases)
+        stamps = self._stamped("entry", 2, iterations, sets, whole)  # last: its sums are those that are checked
+        starts = stamps[::2]
+        values_us: dict[Phase, list[float]] = {
+            Phase.DISPATCH: _differences_us(parts[0::4], parts[1::4]),
+            Phase.COMBINE: _differences_us(parts[2::4], parts[3::4]),
+            Phase.ROUND_TRIP: _differences_us(starts, stamps[1::2]),
+        }
+        return Series(
+            values_us=values_us,
+            starts_ns=[start - device.offset.offset_ns for start in starts],
+            pairs=iterations,
+            clock_error_us=device.offset.error_ns / NS_PER_US,
+        )
+
+    def _spans(self, pair: Pair, *, pairs: int, sets: int) -> Series:
+        """Eager, since a profiler sees which call launched a kernel only then. The pairs run back to back all the same:
+        the GPU is held until the host has enqueued them."""
+        device = self._device
+
+        def run() -> None:
+            device.hold(HOLD_US * pairs)
+            for i in range(pairs):
+                for phase, call in (
+                    (Phase.DISPATCH, pair.dispatch),
+                    (None, pair.experts),
+                    (Phase.COMBINE, pair.combine),
+                ):
+                    if phase is None:
+                        call(i % sets)
+                        continue
+                    with device.range(range_name(phase, i)):
+                        call(i % sets)
+            device.synchronize()
+
+        self._line_up()
+        seen = device.kernel_spans(run)
+        return Series(
+            values_us={phase: phase_spans(seen, phase, pairs) for phase in (Phase.DISPATCH, Phase.COMBINE)},
+            starts_ns=[0],
+            pairs=pairs,
+        )
+
+    def _stamped(
+        self, name: str, slots: int, iterations: int, sets: int, enqueue: Callable[[int, int], None]
+    ) -> list[int]:
+        """Stamps of `iterations` runs of `enqueue(first slot, set)`, after a whole fill of them."""
+
+        def all_of_them() -> None:
+            for i in range(iterations):
+                enqueue(slots * i, i % sets)
+
+        run = self._runner(name, iterations, sets, all_of_them)
+        self._line_up()
+        run()
+        run()
+        return list(self._device.stamps_ns(slots * iterations))
+
+    def _runner(self, name: str, size: int, sets: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """Runs what `enqueue` enqueues: by replaying its graph, captured once, or by enqueuing it again."""
+        if not self._captures:
+            return enqueue
+        key = (name, size, sets)
+        if key not in self._graphs:
+            self._graphs[key] = self._device.capture(enqueue)
+        return self._graphs[key].replay
+
+    def _start(self, slot: int) -> None:
+        self._device.flush_cache()
+        if not self._captures:
+            self._device.hold(HOLD_US)
+        self._device.line_up(slot)
+
+    def _between(self, slot: int, enqueue: Callable[[], None]) -> None:
+        self._start(slot)
+        enqueue()
+        self._device.stamp(slot + 1)
+
+    def _line_up(self) -> None:
+        """No rank enqueues a wait for peers that are still capturing or reading."""
+        self._device.synchronize()
+        self._group.barrier()
+
+
+def _pair(pair: Pair, s: int) -> None:
+    pair.dispatch(s)
+    pair.experts(s)
+    pair.combine(s)
+
+
+def _chain(pair: Pair, pairs: int, sets: int) -> None:
+    for i in range(pairs):
+        _pair(pair, i % sets)
+
+
+def _differences_us(begins: list[int], ends: list[int]) -> list[float]:
+    return [(end - begin) / NS_PER_US for begin, end in zip(begins, ends, strict=True)]

@@ -1,0 +1,108 @@
+"""Clocks, temperature and what holds clocks down, of this process's GPU, by NVML; nothing where NVML is absent."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+IDLE = "gpu_idle"
+SETTING = "applications_clocks_setting"  # somebody chose this clock: slower, but steady
+
+REASONS = {
+    0x1: IDLE,
+    0x2: SETTING,
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""Bits of nvmlClocksEventReasons. Source: NVML API reference, nvmlClocksEventReasons."""
+
+HARMLESS = frozenset({IDLE, SETTING, "display_clock_setting"})
+"""Reasons that do not make a row `throttled`: the clock is steady, or nothing ran when it was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One reading."""
+
+    sm_clock_mhz: int
+    memory_clock_mhz: int
+    gpu_temperature_c: int
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values from which `GpuState(**...)` rebuilds it."""
+        return asdict(self)
+
+
+class GpuMonitor:
+    """Readings of one GPU. `nvml` is the module pynvml, or a stand-in."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+
+    def read(self) -> GpuState | None:
+        """The state now; None if NVML does not tell."""
+        nvml, handle = self._nvml, self._handle
+        try:
+            return GpuState(
+                sm_clock_mhz=int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+                memory_clock_mhz=int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+                gpu_temperature_c=int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+                reasons=reason_words(int(_reasons_function(nvml)(handle))),
+            )
+        except nvml.NVMLError:
+            return None
+
+
+def open_monitor() -> GpuMonitor | None:
+    """A monitor of torch's current GPU; None without NVML or a GPU."""
+    try:
+        import pynvml
+        import torch
+    except ImportError:
+        return None
+    nvml: Any = pynvml
+    if not torch.cuda.is_available():
+        return None
+    try:
+        nvml.nvmlInit()
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        # by UUID: NVML counts all GPUs of the host, and in another order than CUDA may
+        return GpuMonitor(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}"))
+    except nvml.NVMLError:
+        return None
+
+
+def reason_words(bits: int) -> tuple[str, ...]:
+    """The names of the bits that are set; an unknown one by its number."""
+    known = [name for bit, name in REASONS.items() if bits & bit]
+    rest = bits & ~sum(REASONS)
+    return tuple(sorted([*known, *([f"bits_{rest:#x}"] if rest else [])]))
+
+
+def summary(states: Iterable[GpuState]) -> dict[str, Any]:
+    """Record fields of several readings of several GPUs: the worst of each; empty if there are none."""
+    seen = list(states)
+    if not seen:
+        return {}
+    return {
+        "sm_clock_mhz": min(state.sm_clock_mhz for state in seen),
+        "memory_clock_mhz": min(state.memory_clock_mhz for state in seen),
+        "gpu_temperature_c": max(state.gpu_temperature_c for state in seen),
+        "throttle_reasons": " ".join(sorted({reason for state in seen for reason in state.reasons if reason != IDLE})),
+    }
+
+
+def is_throttled(states: Iterable[GpuState]) -> bool:
+    """Whether anything but a setting held a clock down."""
+    return any(reason not in HARMLESS for state in states for reason in state.reasons)
+
+
+def _reasons_function(nvml: Any) -> Any:
+    """Its name changed with NVML 12.2; older bindings have the first one only."""
+    new = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    return new or nvml.nvmlDeviceGetCurrentClocksThrottleReasons

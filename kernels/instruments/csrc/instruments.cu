@@ -1,0 +1,2 @@
+#include "floor.cuh"
+#include "stamp.cuh"

@@ -1,0 +1,33 @@
+// Entry points. `narrow` moves one vector a lane, for few tokens; `wide` four, for many.
+#include "fence.cuh"
+#include "sentinel_combine.cuh"
+#include "sentinel_dispatch.cuh"
+
+#ifndef EPCROSS_NARROW_BLOCKS
+#define EPCROSS_NARROW_BLOCKS 8
+#endif
+#ifndef EPCROSS_WIDE_BLOCKS
+#define EPCROSS_WIDE_BLOCKS 6
+#endif
+#ifndef EPCROSS_MAX_THREADS
+#define EPCROSS_MAX_THREADS 128
+#endif
+#define EPCROSS_ARGS(...) __VA_ARGS__
+#define EPCROSS_KERNEL(name, blocks, body)                                                                            \
+    extern "C" __global__ void __launch_bounds__(EPCROSS_MAX_THREADS, blocks)                                         \
+        name(const __grid_constant__ epcross::Exchange x, const __grid_constant__ epcross::Call call) {               \
+        epcross::body(x, call);                                                                                       \
+    }
+
+EPCROSS_KERNEL(sentinel_dispatch_narrow, EPCROSS_NARROW_BLOCKS, sentinel_dispatch<1>)
+EPCROSS_KERNEL(sentinel_dispatch_mid, EPCROSS_NARROW_BLOCKS, sentinel_dispatch<2>)
+EPCROSS_KERNEL(sentinel_dispatch_wide, EPCROSS_WIDE_BLOCKS, sentinel_dispatch<4>)
+EPCROSS_KERNEL(sentinel_combine_narrow, EPCROSS_WIDE_BLOCKS, sentinel_combine<EPCROSS_ARGS(1, 4)>)
+EPCROSS_KERNEL(sentinel_combine_mid, EPCROSS_WIDE_BLOCKS, sentinel_combine<EPCROSS_ARGS(2, 2)>)
+EPCROSS_KERNEL(sentinel_combine_wide, EPCROSS_WIDE_BLOCKS, sentinel_combine<EPCROSS_ARGS(4, 1)>)
+EPCROSS_KERNEL(fence_dispatch_narrow, EPCROSS_NARROW_BLOCKS, fence_dispatch<1>)
+EPCROSS_KERNEL(fence_dispatch_mid, EPCROSS_NARROW_BLOCKS, fence_dispatch<2>)
+EPCROSS_KERNEL(fence_dispatch_wide, EPCROSS_WIDE_BLOCKS, fence_dispatch<4>)
+EPCROSS_KERNEL(fence_combine_narrow, EPCROSS_NARROW_BLOCKS, fence_combine<EPCROSS_ARGS(1, 4)>)
+EPCROSS_KERNEL(fence_combine_mid, EPCROSS_WIDE_BLOCKS, fence_combine<EPCROSS_ARGS(2, 4)>)
+EPCROSS_KERNEL(fence_combine_wide, EPCROSS_WIDE_BLOCKS, fence_combine<EPCROSS_ARGS(4, 2)>)

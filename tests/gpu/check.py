@@ -1,0 +1,118 @@
+"""Everything that needs a GPU, in one command, for a machine that is at hand for minutes:
+
+    python tests/gpu/check.py [--steps tests,smoke,...] [--out FOLDER] [--limit-s SECONDS]
+
+Needs no install: it runs from the checkout with the interpreter that started it, which must have the light core, torch
+for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwise:
+
+    facts       GPUs, driver, topology, versions; what each backend says
+    tests       tests/gpu
+    smoke       the harness without a kernel of ours, then both protocols: every regime, seconds
+    check       the contract, by the command line
+    one_launch  sweeps/onesided_h200.yaml        EP 2 and 8, steady          about 7 minutes
+    wide        sweeps/onesided_h200_wide.yaml   EP 16, 32 and 64, steady    about 7 minutes
+    entry       sweeps/onesided_h200_entry.yaml  entry and spans             about 4 minutes
+    processes   sweeps/onesided_mps.yaml         one process for each rank, under MPS
+    nvlink      sweeps/onesided_nvlink.yaml      two GPUs
+
+Without --steps: facts, tests, smoke, check. A step that ends badly does not keep later ones from running. Runs go to
+FOLDER/runs and are packed as FOLDER/runs.tar.gz after each step, so that a machine taken away loses one step at most;
+what each step printed is in FOLDER/STEP.log.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "tests/gpu/config"
+
+
+def commands(out: Path) -> dict[str, list[list[str]]]:
+    python = [sys.executable]
+    epcross = [*python, "-m", "epcross.harness.cli"]
+    runs = f"output_dir={out / 'runs'}"
+
+    def sweep(name: str) -> list[str]:
+        return [*epcross, "run", f"sweep={name}", runs]
+
+    return {
+        "facts": [
+            ["nvidia-smi"],
+            ["nvidia-smi", "topo", "-m"],
+            [*epcross, "backends"],
+            [*python, "-c", "import sys, torch, cuda.core as c; print(sys.version, torch.__version__, c.__version__)"],
+        ],
+        "tests": [[*python, "-m", "pytest", "tests/gpu", "-q", "--durations=10", "-p", "no:cacheprovider"]],
+        "smoke": [
+            [*epcross, "run", "sweep=gpu_smoke", runs, "--config-dir", CONFIG],
+            sweep("onesided_smoke"),
+        ],
+        "check": [
+            [*epcross, "check", f"backend={name}", "ep_size=4"] for name in ("onesided_fence", "onesided_sentinel")
+        ],
+        "one_launch": [sweep("onesided_h200")],
+        "wide": [sweep("onesided_h200_wide")],
+        "entry": [sweep("onesided_h200_entry")],
+        "processes": [sweep("onesided_mps")],
+        "nvlink": [sweep("onesided_nvlink")],
+    }
+
+
+def run(step: str, command: list[str], log: Path, limit_s: float) -> int:
+    """The command's exit status; 124 if it had to be stopped. Its words go to the log and to the terminal."""
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    begin = time.monotonic()
+    sys.stdout.write(f"== {step}: {shlex.join(command)}\n")
+    sys.stdout.flush()
+    with log.open("ab") as file:
+        try:
+            ended = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=limit_s, check=False
+            )
+            code = ended.returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        except OSError as error:
+            file.write(f"{error}\n".encode())
+            code = 127
+    lines = log.read_text(errors="replace").splitlines()
+    sys.stdout.write("\n".join(lines[-60:]) + f"\n== {step}: exit {code} after {time.monotonic() - begin:.0f} s\n")
+    sys.stdout.flush()
+    return code
+
+
+def pack(out: Path) -> None:
+    if (out / "runs").is_dir():
+        with tarfile.open(out / "runs.tar.gz", "w:gz") as archive:
+            archive.add(out / "runs", arcname="runs")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", default="facts,tests,smoke,check")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu-check")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="of each command")
+    given = parser.parse_args()
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    known = commands(out)
+    steps = given.steps.split(",")
+    if unknown := [step for step in steps if step not in known]:
+        parser.error(f"unknown step {unknown[0]}; choose from {', '.join(known)}")
+    codes = {}
+    for step in steps:
+        codes[step] = max(run(step, command, out / f"{step}.log", given.limit_s) for command in known[step])
+        pack(out)
+    sys.stdout.write("".join(f"{step:12} {'ok' if code == 0 else f'exit {code}'}\n" for step, code in codes.items()))
+    return 1 if any(codes.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""Everything here needs a GPU; without one each test is skipped with a sentence (see tests/conftest.py).
+
+`tests` and, uninstalled, `epcross` are importable from wherever pytest starts.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("gpu") is None:
+            item.add_marker(pytest.mark.gpu(1))

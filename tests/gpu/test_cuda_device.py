@@ -1,0 +1,103 @@
+"""The GPU's queue and clocks: graphs, stamps, events and the profiler agree on how long a kernel takes."""
+
+import statistics
+
+import pytest
+from tests.gpu._alone import alone
+
+from epcross.harness.measuring.cuda_device import open_device
+from epcross.harness.measuring.cuda_floor import measure_gpu_floor
+from epcross.harness.measuring.cuda_timing import CudaTimer
+from epcross.harness.measuring.gpu_state import open_monitor
+from epcross.harness.terms import GraphSupport, Phase, Regime
+
+DISPATCH_US, COMBINE_US = 40.0, 60.0
+
+
+class Known:
+    """A pair that takes as long as it says: two kernels that spin."""
+
+    def __init__(self, device) -> None:
+        self.device = device
+
+    def dispatch(self, set_index):
+        self.device.hold(DISPATCH_US)
+
+    def experts(self, set_index):
+        pass
+
+    def combine(self, set_index):
+        self.device.hold(COMBINE_US)
+
+
+@pytest.fixture
+def group():
+    return alone()
+
+
+def test_stamps_follow_one_another(group):
+    device = open_device(group, 10.0)
+
+    def enqueue() -> None:
+        device.line_up(0)
+        device.hold(100.0)
+        device.stamp(1)
+        device.stamp(2)
+
+    graph = device.capture(enqueue)
+    graph.replay()
+    graph.replay()
+    start, middle, end = device.stamps_ns(3)
+    assert 100_000 <= middle - start < 130_000
+    assert 0 < end - middle < 20_000
+    assert 1 <= device.timer_step_ns() <= 2000
+
+
+@pytest.mark.parametrize("graph", [GraphSupport.YES, GraphSupport.NO])
+def test_every_regime_sees_how_long_a_pair_takes(group, graph):
+    device = open_device(group, 10.0)
+    timer = CudaTimer(device, group, graph=graph)
+    pair = Known(device)
+    steady = timer.series(Regime.STEADY, pair, pairs=100, iterations=0, sets=2)
+    (period_us,) = steady.values_us[Phase.ROUND_TRIP]
+    assert DISPATCH_US + COMBINE_US <= period_us < 1.15 * (DISPATCH_US + COMBINE_US)
+    entry = timer.series(Regime.ENTRY, pair, pairs=0, iterations=20, sets=2)
+    assert len(entry.values_us[Phase.ROUND_TRIP]) == 20
+    for phase, expected in ((Phase.DISPATCH, DISPATCH_US), (Phase.COMBINE, COMBINE_US)):
+        assert expected <= statistics.median(entry.values_us[phase]) < 1.3 * expected
+    round_trip_us = statistics.median(entry.values_us[Phase.ROUND_TRIP])
+    assert DISPATCH_US + COMBINE_US <= round_trip_us < 1.2 * (DISPATCH_US + COMBINE_US)
+    assert 0 < timer.instrument_us(Regime.STEADY, sets=2) < 5
+    assert 0 < timer.instrument_us(Regime.ENTRY, sets=2) < 20
+    timer.close()
+
+
+def test_spans_are_those_of_the_kernels(group):
+    device = open_device(group, 10.0)
+    timer = CudaTimer(device, group, graph=GraphSupport.YES)
+    spans = timer.series(Regime.SPANS, Known(device), pairs=8, iterations=0, sets=2)
+    if not spans.values_us[Phase.DISPATCH]:
+        pytest.skip("the profiler sees no kernels on this GPU")
+    assert len(spans.values_us[Phase.DISPATCH]) == 8
+    assert DISPATCH_US <= statistics.median(spans.values_us[Phase.DISPATCH]) < 1.1 * DISPATCH_US
+    assert COMBINE_US <= statistics.median(spans.values_us[Phase.COMBINE]) < 1.1 * COMBINE_US
+
+
+def test_the_floor_is_plausible(group):
+    floor = measure_gpu_floor(group)
+    assert 0.5 < floor["empty_pair_us"] <= 1.1 * floor["empty_pair_plain_us"] < 20
+    assert 0.1 < floor["flag_one_way_us"] < 10
+    push = floor["push_gbps_by_blocks"]
+    assert push["1"] < push["32"] < 10_000
+    assert 100 < floor["copy_gbps"] < 10_000
+    assert 1 < floor["host_to_device_gbps"] < 1000
+
+
+def test_the_monitor_tells_clocks_that_a_gpu_can_have():
+    monitor = open_monitor()
+    if monitor is None:
+        pytest.skip("NVML does not know this GPU, so rows have no clocks")
+    state = monitor.read()
+    assert state is not None
+    assert 100 <= state.sm_clock_mhz <= 5000
+    assert 0 < state.gpu_temperature_c < 110

@@ -1,0 +1,48 @@
+"""Ranks of the one-sided exchange settle what is wrong before any of them goes on: over a real group, without a GPU."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (make torch)")
+
+from _files_group import FilesGroup  # noqa: E402
+from _ranks import run_ranks  # noqa: E402
+
+from epcross.kernels.errors import InvalidArguments  # noqa: E402
+from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
+
+
+def refused(group: FilesGroup, folder: str) -> tuple[str, ...]:
+    """What this rank is told when each rank asks for other shapes, on a machine without a GPU."""
+    from torch import distributed
+
+    store = f"file://{Path(folder) / 'store'}"
+    distributed.init_process_group("gloo", init_method=store, rank=group.rank, world_size=group.size)
+    try:
+        with pytest.raises(InvalidArguments) as caught:
+            OneSidedAllToAll(
+                distributed.group.WORLD,
+                num_experts=8,
+                top_k=2,
+                hidden=64 * (group.rank + 1),
+                max_tokens_per_rank=4,
+                protocol="fence" if group.rank else "telepathy",
+            )
+        return caught.value.problems
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, and the test is for those without")
+def test_every_rank_hears_of_the_problems_of_all(tmp_path: Path) -> None:
+    first, second = run_ranks(2, refused, str(tmp_path))
+    assert first == second
+    absent = "torch sees no CUDA GPU: an H100 or newer and torch for CUDA are needed"
+    assert first[:3] == (
+        f"rank 0: {absent}",
+        "rank 0: protocol=telepathy is not one of fence, sentinel, auto",
+        f"rank 1: {absent}",
+    )
+    assert "rank 1 has hidden=128 and rank 0 hidden=64: it must be the same on every rank" in first
+    assert "rank 1 has protocol=fence and rank 0 protocol=telepathy: it must be the same on every rank" in first

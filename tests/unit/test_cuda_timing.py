@@ -1,0 +1,183 @@
+"""The two regimes and spans on a queue whose time the test decides."""
+
+import pytest
+from tests._fake_device import FakeDevice
+from tests.contract.threads import Shared, ThreadGroup, on_ranks
+
+from epcross.harness.measuring.cuda_timing import GRAPH_PAIRS, SPAN_PAIRS, CudaTimer
+from epcross.harness.measuring.device import ClockOffset, KernelSpan
+from epcross.harness.measuring.spans import kernel_spans, phase_spans, range_name
+from epcross.harness.terms import GraphSupport, Phase, Regime
+
+
+class Clock:
+    """Nanoseconds that pass only when told to."""
+
+    def __init__(self, start_ns: int = 10**9) -> None:
+        self.now_ns = start_ns
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def advance(self, us: float) -> None:
+        self.now_ns += round(us * 1000)
+
+
+class Pair:
+    """Takes 3 us for dispatch, 1 for experts, 5 for combine."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.calls = clock, []
+
+    def dispatch(self, set_index: int) -> None:
+        self.calls.append(set_index)
+        self.clock.advance(3)
+
+    def experts(self, set_index: int) -> None:
+        self.clock.advance(1)
+
+    def combine(self, set_index: int) -> None:
+        self.clock.advance(5)
+
+
+def parts(*, graph=GraphSupport.YES, clock=None, **costs):
+    clock = clock or Clock()
+    device = FakeDevice(clock, advance=clock.advance, **costs)
+    return CudaTimer(device, ThreadGroup(0, Shared(1)), graph=graph), device, Pair(clock)
+
+
+def test_steady_is_the_time_of_whole_replays_over_their_pairs_without_the_fill():
+    timer, device, pair = parts(replay_us=18.0)
+    series = timer.series(Regime.STEADY, pair, pairs=500, iterations=0, sets=2)
+    assert series.pairs == 600  # three graphs of 200
+    assert series.values_us == {Phase.ROUND_TRIP: [pytest.approx(9 + 18 / GRAPH_PAIRS)]}
+    assert device.captured == 1
+    assert device.log.count("replay") == 4
+    assert pair.calls == [0, 1] * 400  # the fill's too
+
+
+def test_a_short_chain_is_one_graph_of_whole_turns_through_the_sets():
+    timer, _, pair = parts()
+    assert timer.series(Regime.STEADY, pair, pairs=7, iterations=0, sets=3).pairs == 9
+    assert pair.calls == [0, 1, 2] * 6
+    assert pair.calls[-1] == 2  # the set whose sums are checked afterwards
+
+
+def test_a_graph_is_captured_once_for_all_chains():
+    timer, device, pair = parts()
+    for _ in range(3):
+        timer.series(Regime.STEADY, pair, pairs=20, iterations=0, sets=2)
+        timer.series(Regime.ENTRY, pair, pairs=0, iterations=4, sets=2)
+    assert device.captured == 3  # steady, entry, phases
+    timer.close()
+    timer.series(Regime.STEADY, pair, pairs=20, iterations=0, sets=2)
+    assert device.captured == 4
+
+
+def test_without_graph_support_pairs_are_called_in_a_loop_and_said_to_be():
+    timer, device, pair = parts(graph=GraphSupport.NO)
+    series = timer.series(Regime.STEADY, pair, pairs=10, iterations=0, sets=2)
+    assert series.values_us == {Phase.ROUND_TRIP: [pytest.approx(9)]}
+    assert (device.captured, timer.enqueued(Regime.STEADY)) == (0, "eager")
+    assert parts()[0].enqueued(Regime.ENTRY) == "graph"
+    assert parts()[0].enqueued(Regime.SPANS) == "eager"
+    device.log.clear()
+    timer.series(Regime.ENTRY, pair, pairs=0, iterations=1, sets=1)
+    assert device.log[1:4] == ["flush", "hold", "line_up"]  # enqueued behind a kernel, so that Python is not timed
+
+
+def test_entry_times_the_pair_alone_and_the_phases_in_a_series_of_their_own():
+    timer, device, pair = parts(stamp_us=0.5)
+    series = timer.series(Regime.ENTRY, pair, pairs=0, iterations=6, sets=2)
+    # a stamp is taken when its kernel ends, half a microsecond after what it ends
+    assert series.values_us[Phase.ROUND_TRIP] == pytest.approx([9.5] * 6)
+    assert series.values_us[Phase.DISPATCH] == pytest.approx([3.5] * 6)
+    assert series.values_us[Phase.COMBINE] == pytest.approx([5.5] * 6)
+    assert len(series.starts_ns) == series.pairs == 6
+    assert device.log.count("flush") == device.log.count("line_up") == 2 * 2 * 6  # both series, fill and all
+    assert timer.instrument_us(Regime.ENTRY, sets=2) == pytest.approx(0.5)
+
+
+def test_the_instrument_of_steady_is_a_replay_shared_out():
+    timer, _, pair = parts(replay_us=10.0)
+    timer.series(Regime.STEADY, pair, pairs=400, iterations=0, sets=2)
+    assert timer.instrument_us(Regime.STEADY, sets=2) == pytest.approx(2 * 10 / 400)
+
+
+def test_starts_are_given_on_the_first_ranks_clock_with_what_is_not_known_of_it():
+    clock = Clock()
+    device = FakeDevice(clock, advance=clock.advance, offset=ClockOffset(offset_ns=250, error_ns=40))
+    timer = CudaTimer(device, ThreadGroup(0, Shared(1)), graph=GraphSupport.YES)
+    series = timer.series(Regime.ENTRY, Pair(clock), pairs=0, iterations=2, sets=2)
+    assert series.starts_ns == [device.slots[0] - 250, device.slots[2] - 250]
+    assert series.clock_error_us == 0.04
+
+
+def test_ranks_enter_a_series_together():
+    """A rank that still captures must not leave its peers in a bounded wait of the GPU."""
+    order: list[str] = []
+
+    def work(group):
+        clock = Clock()
+        device = FakeDevice(clock, advance=clock.advance)
+        replay = device.capture
+
+        def capture(enqueue):
+            order.append(f"capture {group.rank}")
+            return replay(enqueue)
+
+        device.capture = capture  # type: ignore[method-assign]
+        pair = Pair(clock)
+        timer = CudaTimer(device, group, graph=GraphSupport.YES)
+        original = pair.dispatch
+        pair.dispatch = lambda s: (order.append(f"dispatch {group.rank}"), original(s))[1]  # type: ignore[method-assign]
+        return timer.series(Regime.STEADY, pair, pairs=2, iterations=0, sets=2)
+
+    assert None not in on_ranks(2, work)
+    captures = [n for n, what in enumerate(order) if what.startswith("capture")]
+    dispatches = [n for n, what in enumerate(order) if what.startswith("dispatch")]
+    assert max(captures) < min(dispatches)
+
+
+def test_spans_of_each_phase():
+    timer, device, pair = parts()
+    series = timer.series(Regime.SPANS, pair, pairs=1000, iterations=0, sets=2)
+    assert series.pairs == SPAN_PAIRS
+    assert series.values_us[Phase.DISPATCH] == pytest.approx([3.0] * SPAN_PAIRS)
+    assert series.values_us[Phase.COMBINE] == pytest.approx([5.0] * SPAN_PAIRS)
+    assert device.log.count("hold") == 1
+    assert timer.instrument_us(Regime.SPANS, sets=2) == 0.0
+
+
+def span(phase, pair, begin, end):
+    return KernelSpan(name="k", range=range_name(phase, pair), begin_us=begin, end_us=end)
+
+
+def test_kernels_that_overlap_count_once():
+    seen = [span(Phase.DISPATCH, 0, 10, 14), span(Phase.DISPATCH, 0, 12, 19), span(Phase.COMBINE, 0, 15, 30)]
+    assert phase_spans(seen, Phase.DISPATCH, 1) == [9]
+    assert phase_spans(seen, Phase.COMBINE, 1) == [15]
+
+
+def test_a_pair_whose_kernels_were_lost_spoils_the_series():
+    assert phase_spans([span(Phase.DISPATCH, 1, 0, 1)], Phase.DISPATCH, 2) == []
+
+
+def test_a_trace_is_read_by_launch_not_by_name():
+    events = [
+        {"cat": "user_annotation", "name": "epcross dispatch 0", "ts": 100.0, "dur": 20.0},
+        {"cat": "user_annotation", "name": "epcross combine 0", "ts": 130.0, "dur": 20.0},
+        {"cat": "user_annotation", "name": "somebody else's", "ts": 90.0, "dur": 200.0},
+        {"cat": "cuda_driver", "name": "cuLaunchKernelEx", "ts": 110.0, "dur": 2.0, "args": {"correlation": 7}},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 140.0, "dur": 2.0, "args": {"correlation": 8}},
+        {"cat": "cuda_runtime", "name": "cudaMemsetAsync", "ts": 125.0, "dur": 2.0, "args": {"correlation": 9}},
+        {"cat": "kernel", "name": "fence_combine", "ts": 900.0, "dur": 5.0, "args": {"correlation": 8}},
+        {"cat": "kernel", "name": "fence_dispatch", "ts": 890.0, "dur": 4.5, "args": {"correlation": 7}},
+        {"cat": "gpu_memset", "name": "Memset", "ts": 899.0, "dur": 1.0, "args": {"correlation": 9}},  # between ranges
+        {"cat": "kernel", "name": "of an unknown call", "ts": 899.0, "dur": 1.0, "args": {"correlation": 99}},
+        {"ph": "M", "name": "process_name"},
+    ]
+    assert kernel_spans(events) == [
+        KernelSpan(name="fence_combine", range="epcross combine 0", begin_us=900.0, end_us=905.0),
+        KernelSpan(name="fence_dispatch", range="epcross dispatch 0", begin_us=890.0, end_us=894.5),
+    ]

@@ -1,0 +1,162 @@
+"""Arguments of the one-sided exchange: every problem at once, and none where there is none. On CPU tensors."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (make torch)")
+
+from epcross.kernels.errors import InvalidArguments  # noqa: E402
+from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
+from epcross.kernels.onesided.agreement import shape_of  # noqa: E402
+from epcross.kernels.onesided.inputs import Expected, Options, option_problems, slot_ranks  # noqa: E402
+
+
+def expected(dispatch_format: str = "bf16", local_ranks: int = 1) -> Expected:
+    shape = shape_of(ep_size=4, max_tokens_per_rank=8, top_k=2, hidden=64, dispatch_format=dispatch_format)
+    device = torch.device("cpu")
+    return Expected(
+        shape=shape, local_ranks=local_ranks, num_slots=16, bf16_rows=dispatch_format == "bf16", device=device
+    )
+
+
+def arguments(*leading: int, row: Any = None) -> dict[str, Any]:
+    """Good ones, for bf16."""
+    return {
+        "rows": torch.zeros(*leading, 64, dtype=torch.bfloat16) if row is None else row,
+        "ids": torch.zeros(*leading, 2, dtype=torch.int32),
+        "weights": torch.zeros(*leading, 2, dtype=torch.float32),
+        "scales": None,
+        "group_tokens": None,
+    }
+
+
+def problems(of: Expected, counts: tuple[int, ...], **given: Any) -> list[str]:
+    return of.dispatch_problems(**given, counts=counts)
+
+
+def test_good_arguments_have_no_problem() -> None:
+    assert problems(expected(), (5,), **arguments(5)) == []
+    assert problems(expected(), (0,), **arguments(0)) == []
+    assert problems(expected(), (3,), **arguments(5) | {"group_tokens": 8}) == []
+    as_bytes = torch.zeros(5, 128, dtype=torch.uint8)
+    assert problems(expected(), (5,), **arguments(5, row=as_bytes)) == []
+    assert problems(expected(local_ranks=3), (5, 0, 2), **arguments(3, 5)) == []
+    fp8 = arguments(5, row=torch.zeros(5, 64, dtype=torch.uint8)) | {"scales": torch.zeros(5, 16, dtype=torch.uint8)}
+    assert problems(expected("fp8"), (5,), **fp8) == []
+
+
+def test_every_problem_is_said_at_once() -> None:
+    wrong = {
+        "rows": torch.zeros(5, 63, dtype=torch.bfloat16),
+        "ids": torch.zeros(5, 2, dtype=torch.int64),
+        "weights": torch.zeros(2, 5, dtype=torch.float32).T,
+        "scales": torch.zeros(5, 16, dtype=torch.uint8),
+        "group_tokens": 4,
+    }
+    assert problems(expected(), (9,), **wrong) == [
+        "tokens=9 of local rank 0 must be 0 to max_tokens_per_rank=8",
+        "group_tokens=4 must be the largest count of any rank: 9 (the most here) to max_tokens_per_rank=8",
+        "rows is [5, 63] and must be [tokens, 64]",
+        "ids is torch.int64 and must be torch.int32",
+        "ids has room for 5 tokens, and there are 9",
+        "weights has room for 5 tokens, and there are 9",
+        "weights has strides [1, 5]: the values of a local rank must be contiguous",
+        "scales is given, and this format has none",
+    ]
+
+
+def test_a_format_with_scales_needs_them_and_takes_bytes_only() -> None:
+    assert problems(expected("nvfp4"), (5,), **arguments(5)) == [
+        "rows is torch.bfloat16 and must be torch.uint8",
+        "rows is [5, 64] and must be [tokens, 32]",
+        "scales is missing: this format has 16 bytes of them for each token",
+    ]
+
+
+def test_vectors_must_be_aligned_and_on_the_device() -> None:
+    shifted = torch.zeros(5 * 64 + 1, dtype=torch.bfloat16)[1:].view(5, 64)
+    (problem,) = problems(expected(), (5,), **arguments(5, row=shifted))
+    assert problem == "rows does not begin at a multiple of 16 bytes (128 bytes a token)"
+    elsewhere = arguments(5, row=torch.zeros(5, 64, dtype=torch.bfloat16, device="meta"))
+    assert "rows is on meta and must be on cpu" in problems(expected(), (5,), **elsewhere)
+
+
+def test_local_ranks_have_a_dimension_and_a_count_each() -> None:
+    three = expected(local_ranks=3)
+    assert (
+        problems(three, (5, 5, 5), **arguments(2, 5))[0] == "rows is [2, 5, 64] and must be [3 local ranks, tokens, 64]"
+    )
+    rows = torch.zeros(3, 5, 64)
+    assert three.token_counts(rows, None) == (5, 5, 5)
+    assert three.token_counts(rows, [1, 2, 3]) == (1, 2, 3)
+    assert expected().token_counts(rows[0], 2) == (2,)
+    with pytest.raises(InvalidArguments, match="one is needed for each of 3 local ranks"):
+        three.token_counts(rows, 5)
+    with pytest.raises(InvalidArguments, match="rows has 2 dimensions and must have 3"):
+        three.token_counts(rows[0], None)
+
+
+def test_ids_outside_the_slots_are_found_when_asked() -> None:
+    ids = torch.tensor([[0, -1], [15, 3], [16, -2]], dtype=torch.int32)
+    assert expected().id_problems(ids, (2,)) == [], "only tokens that are sent are looked at"
+    (problem,) = expected().id_problems(ids, (3,))
+    assert problem == "2 ids of local rank 0 are outside -1 to 15; the first is 16, selection 0 of token 2"
+
+
+def test_out_is_checked_as_well() -> None:
+    assert expected().combine_problems(torch.zeros(5, 64, dtype=torch.bfloat16), (5,)) == []
+    assert expected().combine_problems(torch.zeros(4, 64), (5,)) == [
+        "out is torch.float32 and must be torch.bfloat16",
+        "out has room for 4 tokens, and there are 5",
+    ]
+
+
+def test_slots_go_to_ranks_in_order_or_as_told() -> None:
+    assert slot_ranks(8, 4, None) == ((0, 0, 1, 1, 2, 2, 3, 3), [])
+    assert slot_ranks(3, 2, [1, 1, 0, 1]) == ((1, 1, 0, 1), [])
+    assert slot_ranks(9, 4, None)[1] == ["num_experts=9 is no multiple of ep_size=4: give a placement"]
+    assert slot_ranks(3, 2, [2, 0])[1] == [
+        "placement[0]=2 must be a rank, 0 to 1",
+        "placement has 2 slots, and there are num_experts=3",
+    ]
+
+
+def test_options_are_checked_together() -> None:
+    options = Options(local_ranks=73, ranks_per_gpu=2, timeout_s=0, num_sms=0, programmatic_launch=True)
+    assert option_problems(options, 4, 8) == [
+        "local_ranks=73 must be at least 1 and at most 72",
+        "num_sms=0 must be at least 1",
+        "timeout_s=0 must be above 0 and at most 3600",
+        "local_ranks and ranks_per_gpu are two ways to share a GPU: leave one of them 1",
+        "top_k=8 is above the number of slots 4",
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, and the test is for those without")
+def test_without_a_gpu_the_exchange_says_so_with_everything_else() -> None:
+    with pytest.raises(InvalidArguments) as caught:
+        OneSidedAllToAll(
+            None, num_experts=7, top_k=17, hidden=12, max_tokens_per_rank=8, protocol="telepathy", local_ranks=4
+        )
+    assert caught.value.problems == (
+        "num_experts=7 is no multiple of ep_size=4: give a placement",
+        "torch sees no CUDA GPU: an H100 or newer and torch for CUDA are needed",
+        "top_k=17 must be 1 to 16; hidden=12 must be a multiple of 8; pad it",
+        "protocol=telepathy is not one of fence, sentinel, auto",
+    )
+
+
+def test_the_workspace_size_is_a_function_of_the_shapes() -> None:
+    shape: dict[str, Any] = {"ep_size": 2, "max_tokens_per_rank": 4, "top_k": 8, "hidden": 7168}
+    fence = OneSidedAllToAll.workspace_bytes(**shape, protocol="fence")
+    sentinel = OneSidedAllToAll.workspace_bytes(**shape, protocol="sentinel")
+    record, partial = 14336 + 128, 14336  # 64 bytes of ids and weights, up to a line
+    assert fence == 128 + 128 + 2 * 256 * 8 + 128 + 128 + 8 * record + 8 * partial
+    escapes = 8 * 29 * 16  # a bitmap for each 32 of 896 vectors, and one for the tail of 4
+    assert sentinel == 128 + 128 + 2 * (128 + 8 * record + -(-escapes // 128) * 128) + 2 * 8 * partial
+    assert OneSidedAllToAll.workspace_bytes(**shape, protocol="auto") == sentinel
+    fp8 = OneSidedAllToAll.workspace_bytes(**shape, protocol="fence", dispatch_format="fp8")
+    assert fence - fp8 == 8 * (record - 7552)  # 7168 values, 224 bytes of scales and 64 of metadata, up to a line
+    with pytest.raises(ValueError, match="protocol=telepathy is not one of fence, sentinel, auto"):
+        OneSidedAllToAll.workspace_bytes(**shape, protocol="telepathy")
