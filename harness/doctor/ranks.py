@@ -16,9 +16,9 @@ from epcross.harness.planning.schema import Cluster
 from epcross.harness.running.seat import Seat, seat_here
 from epcross.harness.slurm import script
 from epcross.harness.slurm.layout import Layout
+from epcross.harness.slurm.start import own_seat, slurm_start
 from epcross.harness.slurm.state import ALIVE, SlurmSilent, ask
 from epcross.harness.slurm.submit import SlurmWords, submit_tasks
-from epcross.harness.slurm.start import own_seat, slurm_start
 from epcross.harness.storing.provenance import measure_hash
 from epcross.harness.storing.sealed import write_whole
 

@@ -18,7 +18,6 @@ from epcross.harness.claims.sources import reference_folders
 from epcross.harness.claims.verdict import JUDGED
 from epcross.harness.reproduction.statements import Task
 
-
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 
 

@@ -159,8 +159,8 @@ def domain_refusal(seats: Sequence[Seat], piece: Piece) -> str | None:
     if piece.job.scope is Scope.SCALE_UP and len(found) > 1:
         where = "; ".join(f"ranks {ranks_in_words(ranks)} in {name}" for name, ranks in found.items())
         return (
-            f"the ranks are spread over {len(found)} {piece.job.domain} domains ({where}), and scope=scale_up needs one."
-            " Ask for nodes of one domain (cluster.segment, cluster.nodelist), or take scope=scale_out with a backend "
+            f"the ranks are spread over {len(found)} {piece.job.domain} domains ({where}); scope=scale_up needs one. "
+            "Ask for nodes of one domain (cluster.segment, cluster.nodelist), or take scope=scale_out with a backend "
             "that spans domains"
         )
     if piece.job.scope is Scope.SCALE_OUT and len(found) == 1:

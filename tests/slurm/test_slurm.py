@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from _cluster import until
-from _shell import Shell, SlurmRun
+from _shell import Shell
 
 SMALL = ("sweep=grid",)
 FENCE = SMALL

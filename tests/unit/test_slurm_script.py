@@ -112,7 +112,7 @@ def test_what_sbatch_refuses_is_told_with_the_way_on(sbatch: Path, tmp_path: Pat
 
 def test_without_slurm_the_way_on_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EpcrossError, match="sbatch and srun are not on PATH.*launcher=local"):
+    with pytest.raises(EpcrossError, match=r"sbatch and srun are not on PATH.*launcher=local"):
         submit.start(build(["sweep=grid", "launcher=slurm", f"output_dir={tmp_path}"], [CONF]))
     assert list(tmp_path.iterdir()) == []
 

@@ -16,9 +16,9 @@ from epcross.harness.slurm import follow, submit
 from epcross.harness.slurm.allocation import domain_refusal, find_piece, seat_problems
 from epcross.harness.slurm.follow import PieceState, view
 from epcross.harness.slurm.layout import pieces
+from epcross.harness.slurm.start import Start, own_address, seated
 from epcross.harness.slurm.state import STUCK, JobState, SlurmSilent, ask
 from epcross.harness.slurm.submit import Submitted
-from epcross.harness.slurm.start import Start, own_address, seated
 from epcross.harness.storing import environment
 from epcross.harness.storing.run_directory import RunDirectory, create_run
 from epcross.harness.storing.units import read_units
@@ -211,7 +211,7 @@ def test_ranks_in_several_domains_are_named() -> None:
     gpus = ("sweep=grid", "device=cuda", "backend=spanning", "launcher=slurm", "cluster=gb200_nvl72", "ep_size=8")
     (piece,) = pieces(build(gpus, [CONF]))
     two = seats("a", "b", per_node=4, gpus=4)
-    assert "spread over 2 nvlink domains (ranks 0-3 in a; ranks 4-7 in b), and scope=scale_up needs one" in (
+    assert "spread over 2 nvlink domains (ranks 0-3 in a; ranks 4-7 in b); scope=scale_up needs one" in (
         domain_refusal(two, piece) or ""
     )
     one = tuple(replace(seat, domain="rack1.0") for seat in two)
