@@ -52,7 +52,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels prebuild test test-slow prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
+.PHONY: help quickstart setup kernels prebuild test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ notebooks-sync: $(TOOLS) ## make both files of each notebook agree; the newer on
 evidence: setup ## make every figure and number of the documents anew from results/measured (RUN=... commits a run first)
 	@$(BIN)/python -m epcross.harness.analysis.evidence $(RUN)
 
+gpu-check: $(TOOLS) ## everything that needs a GPU: tests, smoke, contract (STEPS=one_launch,... takes sweeps; see tests/gpu/check.py)
+	@$(BIN)/python tests/gpu/check.py $(if $(STEPS),--steps $(STEPS))
+
 lint: $(TOOLS) ## ruff and pyright
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -133,7 +136,7 @@ format: $(TOOLS) ## apply ruff's fixes and formatting
 	@$(BIN)/ruff format
 
 prebuild: nvrtc ## compile the GPU kernels for every architecture, or those in ARCH=... (needs no GPU)
-	@$(BIN)/python -m epcross.kernels.onesided.jit $(ARCH)
+	@$(BIN)/python -m epcross.kernels.onesided.prebuild $(ARCH)
 
 nvrtc: $(NVRTC) ## add the compiler of the GPU kernels (needs no GPU)
 

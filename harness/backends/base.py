@@ -187,7 +187,8 @@ class Backend(ABC):
     def experts(self, set_index: int) -> None:
         """Identity experts inside the timed pair: on the CPU read one byte of each cache line of every received row
         in place and copy the staged partials to where `combine` reads (`Boundary.EXPERTS_IDENTITY`), so that rows
-        really move between caches; on a GPU nothing, since landing buffers are device memory."""
+        really move between caches. On a GPU landing buffers are device memory and this need not touch them; see
+        `gpu.GpuBackend`, whose partials the harness stages so that nothing has to be written here."""
 
     @abstractmethod
     def combine(self, set_index: int) -> None:

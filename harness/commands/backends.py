@@ -25,7 +25,7 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
         return
     table = Table(expand=True)
     table.add_column("backend", no_wrap=True)
-    table.add_column("label")
+    table.add_column("label", max_width=14)
     table.add_column("domains")
     table.add_column("usable here", ratio=1)
     for entry in entries:
@@ -33,7 +33,7 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
         table.add_row(
             Text(str(entry["name"]), style="bold"),
             Text(str(entry["label"])),
-            Text(", ".join(entry["domains"])),
+            Text("\n".join(entry["domains"])),  # below each other, to leave the width to the reason
             Text("yes", style="green") if reason is None else Text(f"no: {reason}", style="yellow"),
         )
     console().print(table)

@@ -14,6 +14,7 @@ between them are known. Stamps are given on process 0's timer, with that uncerta
 """
 
 import statistics
+import time
 from collections.abc import Callable
 
 from epcross.harness.backends.base import Group
@@ -28,6 +29,9 @@ GRAPH_PAIRS = 200
 INSTRUMENT_ITERATIONS = 64
 HOLD_US = 300.0
 """Longer than Python takes to enqueue one pair and its stamps; only eager series and spans need it."""
+
+PROFILER_SLOWDOWN = 5.0
+"""By how much a profiler may slow the host down, generously."""
 
 SPAN_PAIRS = 32
 """The profiler keeps every kernel; spans need few."""
@@ -53,14 +57,15 @@ class CudaTimer:
         replays = -(-pairs // size)
         run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
-        run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
-        first = device.mark()
-        for _ in range(replays):
-            run()
-        last = device.mark()
-        self._steady_pairs = size * replays
-        period_us = device.elapsed_us(first, last) / self._steady_pairs
-        device.synchronize()
+        with device.range(f"steady {replays} x {size} pairs"):
+            run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
+            first = device.mark()
+            for _ in range(replays):
+                run()
+            last = device.mark()
+            self._steady_pairs = size * replays
+            period_us = device.elapsed_us(first, last) / self._steady_pairs
+            device.synchronize()
         return Series(values_us={Phase.ROUND_TRIP: [period_us]}, starts_ns=[0], pairs=self._steady_pairs)
 
     def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
@@ -129,23 +134,32 @@ class CudaTimer:
         the GPU is held until the host has enqueued them."""
         device = self._device
 
-        def run() -> None:
-            device.hold(HOLD_US * pairs)
+        def enqueue() -> None:
             for i in range(pairs):
-                for phase, call in (
-                    (Phase.DISPATCH, pair.dispatch),
-                    (None, pair.experts),
-                    (Phase.COMBINE, pair.combine),
-                ):
-                    if phase is None:
-                        call(i % sets)
-                        continue
-                    with device.range(range_name(phase, i)):
-                        call(i % sets)
-            device.synchronize()
+                with device.range(range_name(Phase.DISPATCH, i)):
+                    pair.dispatch(i % sets)
+                pair.experts(i % sets)
+                with device.range(range_name(Phase.COMBINE, i)):
+                    pair.combine(i % sets)
 
+        def held(hold_us: float) -> Callable[[], None]:
+            def run() -> None:
+                device.hold(hold_us)
+                enqueue()
+                device.synchronize()
+
+            return run
+
+        hold_us = HOLD_US * pairs
         self._line_up()
-        seen = device.kernel_spans(run)
+        device.kernel_spans(held(hold_us))  # the profiler's own start, and kernels that are loaded when first called
+        self._line_up()
+        begin = time.perf_counter()
+        enqueue()
+        took_us = (time.perf_counter() - begin) * 1e6
+        hold_us = max(hold_us, PROFILER_SLOWDOWN * took_us)
+        self._line_up()
+        seen = device.kernel_spans(held(hold_us))
         return Series(
             values_us={phase: phase_spans(seen, phase, pairs) for phase in (Phase.DISPATCH, Phase.COMBINE)},
             starts_ns=[0],
@@ -163,8 +177,10 @@ class CudaTimer:
 
         run = self._runner(name, iterations, sets, all_of_them)
         self._line_up()
-        run()
-        run()
+        with self._device.range(f"{name} {iterations}"):
+            run()
+            run()
+            self._device.synchronize()
         return list(self._device.stamps_ns(slots * iterations))
 
     def _runner(self, name: str, size: int, sets: int, enqueue: Callable[[], None]) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
 from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, open_monitor, summary
+from epcross.harness.measuring.nvtx import staged
 from epcross.harness.measuring.timer import HostTimer, Timer
 from epcross.harness.measuring.timing import pairs_for
 from epcross.harness.measuring.unit_rows import (
@@ -67,6 +68,8 @@ def measure_unit(
     """
     begin, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     flags = frozenset(flags)
+    ranges = None if unit.point.domain is Domain.CPU else staged(report_stage)
+    report_stage = ranges or report_stage
     session = (session_type or UnitSession)(
         backend, unit.point, timing, group, report_stage, oversubscribed=Flag.OVERSUBSCRIBED in flags
     )
@@ -82,8 +85,10 @@ def measure_unit(
         wrong = found
     # other exceptions skip this: close is collective, and the peers of a rank that raised are not coming
     report_stage(Stage.CLOSE)
+    session.close()  # first: captured graphs hold addresses of the backend's buffers
     backend.close()
-    session.close()
+    if ranges is not None:
+        ranges.close()
     if wrong is not None:
         if group.rank != 0:
             return None

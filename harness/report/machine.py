@@ -1,7 +1,8 @@
 """What was run: on which machine, with which versions, and the command that does it again."""
 
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epcross.harness.analysis.material import Material, Run
@@ -75,8 +76,14 @@ def _machine(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
         ("load at start", _value(_at(seen, "clocks", "load_1min"))),
         ("kernel", _value(seen.get("kernel"))),
-        ("GPUs", f"{len(gpus)}: {gpus}" if gpus else "none seen"),
+        ("GPUs", _gpus(gpus) if gpus else "none seen"),
     ]
+
+
+def _gpus(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """How many of which product, with which driver."""
+    kinds = Counter((str(gpu.get("name")), str(gpu.get("driver_version"))) for gpu in gpus)
+    return ", ".join(f"{count} x {name}, driver {driver}" for (name, driver), count in kinds.items())
 
 
 def _commit(run: Run) -> str:

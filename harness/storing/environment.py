@@ -3,9 +3,11 @@
 Everything is read through a `Probe`, so that a machine that nobody has at hand can be described in a test.
 """
 
+import json
 import platform
 import re
 import statistics
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
@@ -16,10 +18,12 @@ import epcross
 from epcross.harness.storing.probe import Probe
 
 PACKAGES = (
-    "numpy", "ml_dtypes", "scipy", "pandas", "pyarrow", "pybind11", "hydra-core", "submitit", "torch",
+    "numpy", "ml_dtypes", "scipy", "pandas", "pyarrow", "pybind11", "hydra-core", "submitit", "torch", "cuda-bindings",
+    "cuda-core", "nvidia-cuda-nvrtc", "nvidia-ml-py", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 VARIABLES = (
-    "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "KMP_AFFINITY",
+    "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES",
+    "GLOO_SOCKET_IFNAME", "KMP_AFFINITY",
     "MALLOC_ARENA_MAX", "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_HCA",
     "NCCL_MNNVL_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO", "NCCL_SOCKET_IFNAME",
     "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "OPENBLAS_NUM_THREADS",
@@ -34,6 +38,7 @@ _GPU_FIELDS = (
     "mig.mode.current",
 )  # fmt: skip
 _COMMAND_TIMEOUT_S = 10.0
+_SOFTWARE_TIMEOUT_S = 60.0  # torch may have to be read from a cold disk
 
 
 def collect(probe: Probe | None = None) -> dict[str, Any]:
@@ -53,6 +58,7 @@ def _collect(probe: Probe) -> dict[str, Any]:
             absent[name] = " ".join(words.split()) or type(error).__name__
             return None
 
+    gpus = read("gpus", lambda: _gpus(probe))
     return {
         "collected_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "hostname": probe.hostname(),
@@ -80,8 +86,9 @@ def _collect(probe: Probe) -> dict[str, Any]:
         "packages": {name: read(f"packages.{name}", lambda name=name: _version(probe, name)) for name in PACKAGES},
         "libraries": read("libraries", lambda: _libraries(probe)),
         "compiler": read("compiler", lambda: _compiler(probe)),
-        "gpus": read("gpus", lambda: _gpus(probe)),
+        "gpus": gpus,
         "gpu_topology": read("gpu_topology", lambda: probe.output(["nvidia-smi", "topo", "-m"], _COMMAND_TIMEOUT_S)),
+        "gpu_software": read("gpu_software", lambda: _gpu_software(probe)) if gpus else None,
         "variables": {name: probe.variables[name] for name in VARIABLES if name in probe.variables},
         "absent": absent,
     }
@@ -278,6 +285,12 @@ def _gpus(probe: Probe) -> list[dict[str, str]]:
     command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
     lines = [line for line in probe.output(command, _COMMAND_TIMEOUT_S).splitlines() if line.strip()]
     return [dict(zip(_GPU_FIELDS, (v.strip() for v in line.split(",")), strict=True)) for line in lines]
+
+
+def _gpu_software(probe: Probe) -> dict[str, Any]:
+    """Asked of another process: this one loads neither torch nor CUDA."""
+    words = probe.output([sys.executable, "-P", "-m", "epcross.harness.storing.gpu_software"], _SOFTWARE_TIMEOUT_S)
+    return json.loads(words.splitlines()[-1])
 
 
 def _text_or_empty(probe: Probe, path: str) -> str:

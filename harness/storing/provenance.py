@@ -21,7 +21,7 @@ MEASURED_FOLDERS = (
 )
 """Folders whose every source can change a number: what is exchanged, by whom, how it is timed and checked."""
 
-MEASURED_FILES = ("harness/running/rank_place.py", "harness/running/worker.py")
+MEASURED_FILES = ("harness/running/gpu_place.py", "harness/running/rank_place.py", "harness/running/worker.py")
 """Files besides: where a rank runs, and the process that calls the measurement."""
 
 _SOURCE_SUFFIXES = frozenset({".py", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh"})

@@ -110,6 +110,7 @@ class Engine:
         if len(set(asked)) > 1:
             raise InvalidArguments([f"ranks change to different protocols, {asked}: give all the same group_tokens"])
         self.at = self._layouts[protocol]
+        self._steps: dict[tuple[Phase, int], Step] = {}
         assert self._workspaces.memory is not None
         self.views = Views(self._workspaces.memory, self.at)
         self.views.arm(FIRST_EPOCH)
@@ -140,7 +141,10 @@ class Engine:
 
     def step(self, phase: Phase, tokens: int) -> Step:
         """The launch for `tokens` tokens of the rank that has most."""
-        return step(phase, self.at, tokens, self.kernels.resident, self._options.local_ranks)
+        if (phase, tokens) not in self._steps:
+            found = step(phase, self.at, tokens, self.kernels.resident, self._options.local_ranks)
+            self._steps[phase, tokens] = found
+        return self._steps[phase, tokens]
 
     def point(self, name: str, tensor: "torch.Tensor") -> None:
         """Have the next launches read, or write, `tensor`: [T, width], or [V, T, width] with several local ranks."""

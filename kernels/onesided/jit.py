@@ -1,7 +1,7 @@
 """CUDA sources -> cubin, by NVRTC, once for each architecture, into a cache keyed by everything that goes into it.
 
-NVRTC needs no GPU: `python -m epcross.kernels.onesided.jit` builds ahead (`make prebuild`), for every architecture or
-for those named. What ptxas says, registers and spills of each kernel among it, lies beside the cubin.
+NVRTC needs no GPU: `prebuild.py` (`make prebuild`) builds ahead. What ptxas says, registers and spills of each kernel
+among it, lies beside the cubin.
 
     onesided-<sources>-<arch>-<key>.cubin     a plain ELF file, for cuobjdump
                                     .log      first line: SHA-256 of the cubin; then the compiler's words
@@ -12,10 +12,8 @@ import hashlib
 import io
 import os
 import re
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +31,7 @@ STANDARD = "c++17"
 PTXAS_OPTIONS = ("-v",)
 
 _SOURCES = Path(__file__).parent / "csrc"
-_INSTALL = "pip install 'epcross[cuda]'"
+_INSTALL = "pip install 'epcross[cuda]' (in a checkout: make nvrtc)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ def build(
         BuildError: the compiler is missing or failed (the message names its log), the cache cannot be written, or
             another process holds the lock for longer than `lock_limit_s`.
     """
-    version, options = _compiler(), _options(arch, folder, defines or {})
+    version, options = _compiler(), _options(arch, defines or {})
     sourced = sources_hash(folder)
     key = hashlib.sha256("\0".join([sourced, entry, version, repr(options)]).encode()).hexdigest()[:16]
     path = cache_directory() / f"onesided-{sourced}-{arch}-{key}.cubin"
@@ -188,13 +186,12 @@ def _compiler() -> str:
     return f"nvrtc {major}.{minor} {package}, cuda.core {cuda.core.__version__}"
 
 
-def _options(arch: str, folder: Path, defines: Mapping[str, str]) -> dict[str, object]:
+def _options(arch: str, defines: Mapping[str, str]) -> dict[str, object]:
     if arch not in ARCHITECTURES:
         raise BuildError(f"arch={arch} is not one of {', '.join(ARCHITECTURES)}")
     return {
         "arch": arch,
         "std": STANDARD,
-        "include_path": str(folder),
         "define_macro": sorted(defines.items()),
         "ptxas_options": list(PTXAS_OPTIONS),
         "device_as_default_execution_space": False,
@@ -217,7 +214,7 @@ def _compile(entry: Path, options: Mapping[str, object], path: Path) -> None:
     from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
-    given = {name: value for name, value in options.items() if value}
+    given = {name: value for name, value in options.items() if value} | {"include_path": str(entry.parent)}
     try:
         program = Program(entry.read_text(), "c++", ProgramOptions(name=entry.name, **given))
         code = bytes(program.compile("cubin", logs=log).code)
@@ -245,22 +242,3 @@ def _write(path: Path, data: bytes) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
-
-
-def _main(architectures: Sequence[str]) -> None:
-    for arch in architectures or ARCHITECTURES:
-        started = time.monotonic()
-        cubin = build(arch)
-        sys.stdout.write(f"{cubin.path} ({time.monotonic() - started:.1f} s)\n")
-        for kernel in cubin.usage:
-            sys.stdout.write(
-                f"  {kernel.name}: {kernel.registers} registers, {kernel.spill_bytes} bytes spilled, "
-                f"{kernel.stack_bytes} bytes of stack, {kernel.shared_bytes} bytes of shared memory\n"
-            )
-
-
-if __name__ == "__main__":
-    try:
-        _main(sys.argv[1:])
-    except BuildError as failure:
-        sys.exit(str(failure))

@@ -17,7 +17,7 @@ BLOCK_THREADS = 128
 PER_LANE = {"narrow": 1, "mid": 2, "wide": 4}
 """Vectors that a lane moves at a time, by variant."""
 
-VARIANTS = {
+VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.SENTINEL: (
         (64, "narrow", "narrow"),
         (320, "mid", "narrow"),

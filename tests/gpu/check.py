@@ -12,8 +12,10 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     one_launch  sweeps/onesided_h200.yaml        EP 2 and 8, steady          about 7 minutes
     wide        sweeps/onesided_h200_wide.yaml   EP 16, 32 and 64, steady    about 7 minutes
     entry       sweeps/onesided_h200_entry.yaml  entry and spans             about 4 minutes
-    processes   sweeps/onesided_mps.yaml         one process for each rank, under MPS
-    nvlink      sweeps/onesided_nvlink.yaml      two GPUs
+    mps_smoke   one process for each rank, under MPS: both protocols, every regime; the contract
+    processes   sweeps/onesided_mps.yaml         under MPS                   about 5 minutes
+    two_smoke   two GPUs: both protocols, every regime; the contract
+    nvlink      sweeps/onesided_nvlink.yaml      two GPUs                    about 5 minutes
 
 Without --steps: facts, tests, smoke, check. A step that ends badly does not keep later ones from running. Runs go to
 FOLDER/runs and are packed as FOLDER/runs.tar.gz after each step, so that a machine taken away loses one step at most;
@@ -41,6 +43,12 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
     def sweep(name: str) -> list[str]:
         return [*epcross, "run", f"sweep={name}", runs]
 
+    def smoke(device: str) -> list[list[str]]:
+        names = ("onesided_fence", "onesided_sentinel")
+        regimes = "regime=steady,entry,spans"
+        run = [*sweep("onesided_smoke"), f"device={device}", "ep_size=2", "tokens_per_rank=1,8,128", regimes]
+        return [run, *([*epcross, "check", f"backend={name}", "ep_size=2", f"device={device}"] for name in names)]
+
     return {
         "facts": [
             ["nvidia-smi"],
@@ -59,7 +67,9 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "one_launch": [sweep("onesided_h200")],
         "wide": [sweep("onesided_h200_wide")],
         "entry": [sweep("onesided_h200_entry")],
+        "mps_smoke": smoke("cuda_processes"),
         "processes": [sweep("onesided_mps")],
+        "two_smoke": smoke("cuda"),
         "nvlink": [sweep("onesided_nvlink")],
     }
 

@@ -116,7 +116,7 @@ def test_readme_and_ci_call_the_same_test_command() -> None:
 
 
 def test_the_quickstart_of_the_readme_names_every_backend() -> None:
-    table = set(re.findall(r"^\| `(\w+)` \| `\w+` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+    table = set(re.findall(r"^\| `(\w+)` \| `\w+`[^|]* \|", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert table == {path.stem for path in (ROOT / "conf" / "backend").glob("*.yaml")}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from epcross.kernels.onesided import jit
+from epcross.kernels.onesided import jit, prebuild
 from epcross.kernels.onesided.layout import (
     ARMED_WORD,
     CALL,
@@ -92,3 +92,13 @@ def test_reserved_words_are_what_no_one_sends_by_chance() -> None:
     assert np.all((exponent == 0xFF) & (mantissa != 0)), "four bf16 NaNs"
     assert 0x7FC0 not in halves, "not the NaN that arithmetic makes"
     assert 0xFFFF not in halves
+
+
+@needs_nvrtc
+def test_building_ahead_says_what_each_kernel_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prebuild.main(["sm_90a"]) is None
+    cubin, *kernels = capsys.readouterr().out.splitlines()
+    assert cubin.startswith(str(jit.build("sm_90a").path))
+    assert {line.split(":")[0].strip() for line in kernels} >= names_used()
+    assert all(" registers, " in line and " bytes spilled, " in line for line in kernels)
+    assert "arch=sm_80 is not one of sm_90a, sm_100a, sm_103a" in str(prebuild.main(["sm_80"]))

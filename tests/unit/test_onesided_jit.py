@@ -148,7 +148,7 @@ def test_only_what_the_kernels_are_made_for_is_compiled() -> None:
     with pytest.raises(BuildError, match=r"8\.0 is none .*sm_90a, sm_100a, sm_103a\): use an H100"):
         jit.architecture(8, 0)
     with pytest.raises(BuildError, match="arch=sm_80 is not one of sm_90a"):
-        jit._options("sm_80", Path(), {})
+        jit._options("sm_80", {})
 
 
 def test_without_the_compiler_the_next_step_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

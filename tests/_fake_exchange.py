@@ -1,0 +1,88 @@
+"""`OneSidedAllToAll` for all ranks of one process, in torch on the CPU: what its callers may rely on, and no more."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from epcross.kernels.formats import row_size
+
+
+class FakeExchange:
+    """Lands in two sets by turns, as Sentinel does; places that nothing came to hold garbage."""
+
+    made: list["FakeExchange"]
+
+    def __init__(self, group: Any, **given: Any) -> None:
+        assert group is None, "this one has no peers"
+        self.given = given
+        self.device = torch.device("cpu")
+        self.ranks, capacity, top_k = given["local_ranks"], given["max_tokens_per_rank"], given["top_k"]
+        size = row_size(given["dispatch_format"], given["hidden"])
+        places = (2, self.ranks, self.ranks, capacity)
+        self.rows = torch.randint(0, 256, (*places, size.padded_row_bytes), dtype=torch.uint8)
+        self.scales = torch.randint(0, 256, (*places, size.padded_scale_bytes), dtype=torch.uint8)
+        self.ids = torch.randint(-9, 0, (*places, top_k), dtype=torch.int32)
+        self.weights = torch.full((*places, top_k), float("nan"))
+        self.present = torch.zeros(places[1:], dtype=torch.bool)
+        self.partials = torch.full((*places[1:], given["hidden"]), float("nan"), dtype=torch.bfloat16)
+        self.slot_rank = torch.tensor([*given["placement"], -1])
+        self.epoch, self.closed, self.checked = 1, False, 0
+
+    def _seen(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[0] if self.ranks == 1 else tensor
+
+    def dispatch(self, rows, ids, weights, scales, *, tokens, group_tokens) -> Any:
+        if self.ranks == 1:
+            rows, ids, weights = rows[None], ids[None], weights[None]
+            scales = None if scales is None else scales[None]
+        assert group_tokens >= max(tokens)
+        self.epoch, self.tokens = self.epoch + 1, list(tokens)
+        at = self.epoch % 2
+        self.present.zero_()
+        for source, count in enumerate(tokens):
+            reached = self.slot_rank[ids[source, :count].long()]
+            for rank in range(self.ranks):
+                token = (reached == rank).any(dim=1).nonzero()[:, 0]
+                self.present[rank, source, token] = True
+                self.rows[at, rank, source, token] = rows[source, token]
+                self.ids[at, rank, source, token] = ids[source, token]
+                self.weights[at, rank, source, token] = weights[source, token]
+                if scales is not None:
+                    self.scales[at, rank, source, token] = scales[source, token]
+        landing = SimpleNamespace(
+            rows=self._seen(self.rows[at]),
+            scales=self._seen(self.scales[at]),
+            ids=self._seen(self.ids[at]),
+            weights=self._seen(self.weights[at]),
+        )
+        return SimpleNamespace(landing=lambda: landing, arrived=lambda: self._seen(self.present))
+
+    def combine_buffer(self) -> torch.Tensor:
+        return self._seen(self.partials)
+
+    def combine(self, out: torch.Tensor) -> None:
+        out = out[None] if self.ranks == 1 else out
+        for source, count in enumerate(self.tokens):
+            total = torch.zeros((count, out.shape[-1]))
+            for rank in range(self.ranks):
+                here = self.present[rank, source, :count, None]
+                total = torch.where(here, total + self.partials[rank, source, :count].float(), total)
+            out[source, :count] = total.to(torch.bfloat16)
+
+    def check(self) -> None:
+        self.checked += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+    def describe(self) -> dict[str, Any]:
+        step = {"blocks": 7, "threads": 256}
+        return {
+            "protocol": "sentinel",
+            "transport": "local",
+            "architecture": "none",
+            "sources": "0123456789abcdef",
+            "workspace_bytes": 4096,
+            "kernels": {"dispatch": {"name": "fake_dispatch", **step}, "combine": {"name": "fake_combine", **step}},
+        }
