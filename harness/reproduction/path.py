@@ -176,6 +176,7 @@ def _collect(request: Request, tasks: Sequence[Task], folder: Path | None = None
     if folder is None:
         named = [word.partition("=")[2] for word in request.overrides if word.startswith("output_dir=")]
         folder = Path(named[0]) if named else REHEARSAL_FOLDER if request.rehearse else Path("results/runs")
+    folder = folder.absolute()
     runs = newest_runs(tasks, folder)
     if not runs:
         sweeps = ", ".join(task.sweep for task in tasks)
