@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -106,7 +107,11 @@ def on_cluster(
         config_dirs=tuple(str(d.absolute()) for d in config_dirs),
     )
     words = SlurmWords(cluster=cluster, layout=layout, name="epcross-doctor", time_min=min(TIME_MIN, cluster.time_min))
-    (job_id,) = submit_tasks(words, folder, [task])
+    try:
+        (job_id,) = submit_tasks(words, folder, [task])
+    except EpcrossError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     _wait(job_id, folder, size, wait_s)
     files = [folder / f"rank{rank}.json" for rank in range(size)]
     if silent := [str(rank) for rank, path in enumerate(files) if not path.exists()]:

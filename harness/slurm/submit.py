@@ -87,6 +87,10 @@ def start(plan: Plan, *, fail_fast: bool = False) -> tuple[RunDirectory, list[Su
         for item in plan.impossible:
             session.give_up(item.point, item.status, item.reason, done)
         return run, _submit(run, plan, layout.pieces(plan), fail_fast)
+    except EpcrossError:
+        if not read_jobs(run):  # nobody will ever write there
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
     finally:
         release(run.path)
 
@@ -191,8 +195,12 @@ def _submit(run: RunDirectory, plan: Plan, left: tuple[Piece, ...], fail_fast: b
         try:
             ids = submit_tasks(words, folder, tasks)
         except EpcrossError as error:
-            before = f" Submitted before it: {', '.join(job.job_id for job in submitted)}." if submitted else ""
-            raise EpcrossError(f"{error}{before} Then start a new run; this one is {run.path}") from error
+            if not submitted:
+                raise
+            ids = ", ".join(job.job_id for job in submitted)
+            raise EpcrossError(
+                f"{error} Submitted before it: {ids}, of the run {run.path}; epcross cancel {run.path} ends them"
+            ) from error
         now = datetime.now(UTC).isoformat(timespec="seconds")
         submitted += [
             Submitted(

@@ -107,7 +107,8 @@ def test_what_sbatch_refuses_is_told_with_the_way_on(sbatch: Path, tmp_path: Pat
     with pytest.raises(
         EpcrossError, match=r"does not take the job .*: Batch job submission failed: Invalid account.*cluster=local"
     ):
-        submit.start(build(["sweep=grid", "launcher=slurm", f"output_dir={tmp_path}"], [CONF]))
+        submit.start(build(["sweep=grid", "launcher=slurm", f"output_dir={tmp_path / 'runs'}"], [CONF]))
+    assert list((tmp_path / "runs").iterdir()) == []  # no run that nobody will ever write to
 
 
 def test_without_slurm_the_way_on_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
