@@ -9,7 +9,6 @@ from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.record import UnitResult
-from epcross.harness.running.launch import End
 from epcross.harness.running.prebuild import prebuild
 from epcross.harness.running.progress import ProgressReader, attempts
 from epcross.harness.running.seat import Seat, domains, ranks_in_words
@@ -102,10 +101,6 @@ class Allocation:
             job, name=self._piece.name, floor_name=job.name, seats=self._seats, listen=self._listen, in_batch=True
         )
         return str(job.write(self._start.name))
-
-    def note_end(self, end: End, reason: str = "") -> None:
-        """Note how this start ended."""
-        self._session.log.note("end", end=end, reason=reason, job_id=self._start.job_id, restart=self._start.restart)
 
     def _done(self) -> set[tuple[str, int]]:
         return {(result.point_id, result.launch) for result in self._results}

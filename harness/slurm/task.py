@@ -13,10 +13,11 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM, SIGUSR2
 from typing import Any
 
-from epcross.harness.errors import EpcrossError
+from epcross.harness.errors import EpcrossError, GroupError
 from epcross.harness.running.group import StoreGroup
 from epcross.harness.running.job import Job
 from epcross.harness.running.launch import End, RankProcess
+from epcross.harness.running.progress import ProgressLog
 from epcross.harness.running.rendezvous import Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.seat import Seat
@@ -56,15 +57,25 @@ def take_part(task: RankTask, start: Start) -> str:
     Raises:
         EpcrossError: the piece cannot go on; the reason is in its notes as well.
     """
-    from epcross.harness.slurm.allocation import Allocation  # reads results, hence numpy
 
     run = Path(task.run)
-    meeting_place = run / "jobs" / f"{task.piece}-{start.name}.meeting"
+    log = ProgressLog(run, task.piece) if start.rank == 0 else None
+    try:
+        end = _meet_and_run(task, start, run)
+    except Exception as error:
+        if log:
+            log.note("end", end=End.FAILED, reason=str(error), job_id=start.job_id, restart=start.restart)
+        raise
+    if log:
+        log.note("end", end=end, reason="", job_id=start.job_id, restart=start.restart)
+    return str(end)
+
+
+def _meet_and_run(task: RankTask, start: Start, run: Path) -> End:
+    from epcross.harness.slurm.allocation import Allocation  # reads results, hence numpy
+
     with contextlib.ExitStack() as stack:
-        if start.rank == 0:
-            server = stack.enter_context(StoreServer(token=new_token(), host=own_address(start)))
-            server.address.publish(meeting_place)
-        address = Address.discover(meeting_place, START_LIMIT_S)
+        address = _meeting(stack, start, run / "jobs" / f"{task.piece}-{start.name}.meeting")
         group = stack.enter_context(
             StoreGroup(
                 address,
@@ -81,16 +92,30 @@ def take_part(task: RankTask, start: Start) -> str:
             if start.rank == 0
             else None
         )
+        job_file = _agree(group, start, seats, allocation)
+        return End.DONE if job_file is None else _supervise(run, start, Path(job_file))
+
+
+def _meeting(stack: contextlib.ExitStack, start: Start, place: Path) -> Address:
+    """Where the ranks meet: rank 0 says it, or says why there is no such place, lest the others wait for it."""
+    failure = place.with_suffix(".failed")
+    if start.rank == 0:
         try:
-            job_file = _agree(group, start, seats, allocation)
-            end = End.DONE if job_file is None else _supervise(run, start, Path(job_file))
-        except Exception as error:
-            if allocation:
-                allocation.note_end(End.FAILED, str(error))
+            server = stack.enter_context(StoreServer(token=new_token(), host=own_address(start)))
+        except EpcrossError as error:
+            failure.write_text(str(error))
             raise
-        if allocation:
-            allocation.note_end(end)
-        return str(end)
+        server.address.publish(place)
+        return server.address
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        try:
+            return Address.discover(place, min(1.0, START_LIMIT_S))
+        except GroupError:
+            if failure.exists():
+                raise EpcrossError(failure.read_text()) from None
+            if time.monotonic() > deadline:
+                raise
 
 
 def _agree(group: StoreGroup, start: Start, seats: Sequence[Seat], allocation: Any) -> str | None:

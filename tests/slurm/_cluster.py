@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,6 +90,17 @@ class SlurmCluster:
         for pid in [*filter(None, [daemon_pid]), *steps, *tasks]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def without_names(self) -> Iterator[None]:
+        """The nodes' names resolve nowhere meanwhile."""
+        whole = HOSTS.read_text()
+        HOSTS.write_text("".join(line for line in whole.splitlines(keepends=True) if f" {self.prefix}" not in line))
+        try:
+            yield
+        finally:
+            with HOSTS.open("a") as hosts:
+                hosts.write("".join(f"127.0.0.1 {node} {MARK}\n" for node in self.nodes))
 
     def kill_task(self, job_id: str, rank: int) -> None:
         """SIGKILL to the process that Slurm started for one rank."""
@@ -288,9 +299,8 @@ StorageLoc=slurm_acct_db
             end([pid for file in files if (pid := pid_in(file))])
         if hasattr(self, "_mariadb"):
             self._mariadb.wait(10)
-        HOSTS.write_text(
-            "".join(line for line in HOSTS.read_text().splitlines(keepends=True) if not line.endswith(f"{MARK}\n"))
-        )
+        others = [line for line in HOSTS.read_text().splitlines(keepends=True) if f" {self.prefix}" not in line]
+        HOSTS.write_text("".join(others))  # and of no other cluster that runs now
 
 
 def quietly(*words: str, check: bool = True, **variables: str) -> int:

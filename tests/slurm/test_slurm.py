@@ -163,6 +163,13 @@ def test_a_lost_task_ends_the_job_and_leaves_it_resumable(shell: Shell) -> None:
     run.check_rows()
 
 
+def test_names_that_do_not_resolve_end_the_job_at_once(shell: Shell) -> None:
+    with shell.cluster.without_names():
+        run = shell.submit(*TWO_NODES, "tokens_per_rank=1")
+        status = run.wait("interrupted", limit_s=60)
+    assert "their names do not resolve there" in status["jobs"][0]["why"]
+
+
 def test_without_accounting_the_files_and_squeue_are_enough(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
