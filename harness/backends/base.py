@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epcross.harness.point import Point, Scalar
-from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, WeightsBy
+from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, Scope, WeightsBy
 
 Bytes = NDArray[np.uint8]
 Int32 = NDArray[np.int32]
@@ -125,6 +125,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     domains: ClassVar[frozenset[Domain]]
+    scopes: ClassVar[frozenset[Scope]] = frozenset({Scope.SCALE_UP})
+    """Whether its ranks must share one domain (NVLink, shared memory), as one-sided kernels do, or may span more."""
     phases: ClassVar[frozenset[Phase]] = frozenset({Phase.DISPATCH, Phase.COMBINE, Phase.ROUND_TRIP})
     boundary: ClassVar[Mapping[Phase, frozenset[Boundary]]]
     host_sync: ClassVar[bool]
