@@ -71,7 +71,7 @@ def floor(run: EvidenceRun) -> str:
         return "no floor was measured"
     entry = sizes[min(sizes)]
     return (
-        f"at EP {entry['ep_size']} a flag crosses in {entry['flag_one_way_us']:.3g} us, every rank copies "
+        f"at EP {entry['ep_size']} a flag crosses in {entry['flag_one_way_us']:.3g} us, all ranks together copy "
         f"{entry['copy_gbps']:.3g} GB/s, and an empty pair costs {entry['empty_pair_us']:.3g} us"
     )
 

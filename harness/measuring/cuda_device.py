@@ -20,9 +20,10 @@ MAX_STAMPS = 1 << 16
 START_MARGIN_NS = 3_000
 """From rank 0's decision to the common start: longer than a word takes to any peer."""
 
-OFFSET_ROUNDS = 1000
+OFFSET_ROUNDS = 200
 STEP_READINGS = 20_000
-_PAD_BYTES = 8 * (MAX_PROCESSES + 1)
+_PING = MAX_PROCESSES + 1  # word of a pad, after those of `line_up`
+_PAD_BYTES = 8 * (_PING + 1)
 _WORDS = 64  # private words of the device: state, expired, results
 
 _last: "list[CudaDevice]" = []  # at most one: a worker has one process group, and a device holds memory
@@ -72,11 +73,45 @@ class CudaDevice:
         self._flush: Any = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device="cuda")
         self.pads = Symmetric(memory=None, addresses=[0], handle=None)
         self._table: Any = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.offset = ClockOffset()
+        self._uuids = [b""]
+        self._step_ns = self.timer_step_ns()
         if group.size > 1:
             self.pads = self.symmetric(_PAD_BYTES)
             self._table = torch.tensor(self.pads.addresses, dtype=torch.int64, device="cuda")
-            self.offset = self._measure_offset()
+            self._uuids = group.all_gather(str(properties.uuid).encode())
+            self.measure_offset()
+
+    def measure_offset(self) -> ClockOffset:
+        """See `Device`. Process 0 exchanges clocks with each of the others in turn; GPUs that are the same have one
+        clock."""
+        if self.group.size == 1:
+            return ClockOffset()
+        group, mine = self.group, ClockOffset(error_ns=self._step_ns)
+        for peer in range(1, group.size):
+            if self._uuids[peer] == self._uuids[0]:
+                continue
+            takes_part = group.rank in (0, peer)
+            if takes_part:
+                self.pads.memory[8 * _PING :].zero_()
+                self._torch.cuda.synchronize()
+            group.barrier()
+            measured = self._ping(peer) if takes_part else b""
+            told = group.all_gather(measured)[0]
+            if group.rank == peer:
+                offset_ns, error_ns = json.loads(told)
+                mine = ClockOffset(offset_ns=offset_ns, error_ns=error_ns + self._step_ns)
+        self.words[_OFFSET] = mine.offset_ns
+        self._torch.cuda.synchronize()
+        return mine
+
+    def _ping(self, peer: int) -> bytes:
+        """This process's part; on process 0 offset and error as JSON."""
+        own, first = self.group.rank, self.group.rank == 0
+        mine, theirs = (self.pads.addresses[rank] + 8 * _PING for rank in (own, peer if first else 0))
+        words = (self.word(_EXPIRED), self.word(_RESULT))
+        self._enqueue("ping_clock", mine, theirs, int(first), OFFSET_ROUNDS, self._limit_ns, *words)
+        self.synchronize()
+        return json.dumps(self.words[_RESULT : _RESULT + 2].tolist()).encode() if first else b""
 
     def capture(self, enqueue: Callable[[], None]) -> Replay:
         """See `Device`."""
@@ -115,7 +150,7 @@ class CudaDevice:
             self._table.data_ptr(),
             self.group.rank,
             self.group.size,
-            self.offset.offset_ns,
+            self.word(_OFFSET),
             START_MARGIN_NS,
             self._limit_ns,
             self.word(_STATE),
@@ -186,35 +221,6 @@ class CudaDevice:
         self._torch.cuda.synchronize()
         return int(self.words[_RESULT])
 
-    def _measure_offset(self) -> ClockOffset:
-        """Process 0 exchanges clocks with each of the others in turn. Zero, within a step, where GPUs are the same."""
-        group = self.group
-        uuid = str(self._torch.cuda.get_device_properties(self.index).uuid).encode()
-        uuids = group.all_gather(uuid)
-        step_ns = self.timer_step_ns()
-        mine = ClockOffset(error_ns=step_ns)
-        for peer in range(1, group.size):
-            measured = b""
-            if uuids[peer] != uuids[0] and group.rank in (0, peer):
-                self.clear_pads()
-            group.barrier()
-            if uuids[peer] != uuids[0] and group.rank in (0, peer):
-                other = self.pads.addresses[peer if group.rank == 0 else 0]
-                own = self.pads.addresses[group.rank]
-                first = int(group.rank == 0)
-                words = (self.word(_EXPIRED), self.word(_RESULT))
-                self._enqueue("ping_clock", own, other, first, OFFSET_ROUNDS, self._limit_ns, *words)
-                self.synchronize()
-                if first:
-                    measured = json.dumps(self.words[_RESULT : _RESULT + 2].tolist()).encode()
-            told = group.all_gather(measured)[0]
-            if told and group.rank == peer:
-                offset_ns, error_ns = json.loads(told)
-                mine = ClockOffset(offset_ns=offset_ns, error_ns=error_ns + step_ns)
-        self.clear_pads()
-        group.barrier()
-        return mine
-
     def _slot(self, slot: int) -> int:
         if not 0 <= slot < MAX_STAMPS:
             raise EpcrossError(f"a series needs stamp {slot} and there are {MAX_STAMPS}: lower timing.iterations")
@@ -225,7 +231,7 @@ class CudaDevice:
         self.kernels.enqueue(name, stream, *values, blocks=blocks, dependent=dependent)
 
 
-_STATE, _EXPIRED, _RESULT = 0, 2, 3  # words: two of state, one, two results; others are for whoever asks
+_STATE, _EXPIRED, _RESULT, _OFFSET = 0, 2, 3, 5  # words: two of state, one, two results, one; more from 8 on
 
 
 class _Range:

@@ -62,7 +62,7 @@ def measure_gpu_floor(group: Group) -> dict[str, Any]:
         "sm_count": device.sm_count,
         "cache_bytes": device.cache_bytes,
         "timer_step_ns": device.timer_step_ns(),
-        "clock_error_ns": int(floor.worst(device.offset.error_ns, max)),
+        "clock_error_ns": int(floor.worst(device.measure_offset().error_ns, max)),
     }
 
 

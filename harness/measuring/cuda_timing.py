@@ -9,8 +9,9 @@ Graphs hold no host work and rotate through all sets; they are captured once for
 seed, whose inputs change in place. A backend that cannot be captured is called in a loop instead (`eager`): enqueued
 ahead of the GPU if it allows that, behind a held kernel in `entry`.
 
-Timers of two GPUs differ; `line_up` starts all of them at one moment of process 0's timer, as far as the offsets
-between them are known. Stamps are given on process 0's timer, with that uncertainty.
+Timers of two GPUs differ and drift; `line_up` starts all of them at one moment of process 0's timer, as far as the
+offset is known. It is measured before and after each series: starts are given on process 0's timer, with half a round
+trip and the drift between the two as their uncertainty.
 """
 
 import statistics
@@ -114,8 +115,11 @@ class CudaTimer:
         def whole(slot: int, s: int) -> None:
             self._between(slot, lambda: _pair(pair, s))
 
+        before = device.measure_offset()
         parts = self._stamped("phases", 4, iterations, sets, phases)
         stamps = self._stamped("entry", 2, iterations, sets, whole)  # last: its sums are those that are checked
+        after = device.measure_offset()
+        drift_ns = abs(after.offset_ns - before.offset_ns)
         starts = stamps[::2]
         values_us: dict[Phase, list[float]] = {
             Phase.DISPATCH: _differences_us(parts[0::4], parts[1::4]),
@@ -124,9 +128,9 @@ class CudaTimer:
         }
         return Series(
             values_us=values_us,
-            starts_ns=[start - device.offset.offset_ns for start in starts],
+            starts_ns=[start - before.offset_ns for start in starts],  # as `line_up` saw it
             pairs=iterations,
-            clock_error_us=device.offset.error_ns / NS_PER_US,
+            clock_error_us=(max(before.error_ns, after.error_ns) + drift_ns) / NS_PER_US,
         )
 
     def _spans(self, pair: Pair, *, pairs: int, sets: int) -> Series:

@@ -111,6 +111,8 @@ def test_starts_are_given_on_the_first_ranks_clock_with_what_is_not_known_of_it(
     series = timer.series(Regime.ENTRY, Pair(clock), pairs=0, iterations=2, sets=2)
     assert series.starts_ns == [device.slots[0] - 250, device.slots[2] - 250]
     assert series.clock_error_us == 0.04
+    device.drift_ns = -30  # a clock that runs slow is less well known at the end
+    assert timer.series(Regime.ENTRY, Pair(clock), pairs=0, iterations=2, sets=2).clock_error_us == 0.07
 
 
 def test_ranks_enter_a_series_together():
