@@ -31,11 +31,17 @@ class FakeDevice:
         self.clock, self.advance = clock, advance
         self.replay_us, self.stamp_us = replay_us, stamp_us
         self.offset = offset or ClockOffset()
+        self.drift_ns = 0  # from one comparison of clocks to the next
         self.log: list[str] = []
         self.slots: dict[int, int] = {}
         self.captured = 0
         self.ranges: list[str] = []
         self.spans: list[KernelSpan] = []
+
+    def measure_offset(self) -> ClockOffset:
+        now = self.offset
+        self.offset = ClockOffset(offset_ns=now.offset_ns + self.drift_ns, error_ns=now.error_ns)
+        return now
 
     def capture(self, enqueue: Callable[[], None]) -> FakeReplay:
         self.captured += 1

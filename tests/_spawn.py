@@ -28,7 +28,9 @@ from epcross.harness.running.schedule import turns
 from epcross.harness.storing.rows import RunContext, base_record, planned_records
 from epcross.harness.storing.run_directory import RunDirectory, create_run
 from epcross.harness.terms import Boundary, Domain, Flag, Phase, Regime, Stage, Status
+from epcross.kernels.errors import DoesNotFit
 
+EVERY_RANK = -1
 HERE = Path(__file__).resolve().parent
 TIMING = Timing(
     launches=2,
@@ -80,6 +82,8 @@ def fail(fault: str, group: Group | None) -> None:
             time.sleep(1000)
         case "wait_expired":
             raise WaitExpired("rank 1 waited 1 s for peer 0 in dispatch, epoch 3")
+        case "does_not_fit":
+            raise DoesNotFit("the workspace takes 2 bytes and 1 byte is free: lower max_tokens_per_rank")
         case "silent":  # a peer's bounded wait runs out; this rank never says a word
             assert group is not None
             group.all_gather(b"silent")
@@ -181,7 +185,7 @@ def measure(
         if stage is Stage.TIME:
             time.sleep(float(options["sleep_s"] or 0))
         if options["fault"] and options["stage"] == stage and options["launch"] == unit.launch:
-            if group.rank == options["rank"]:
+            if options["rank"] in (group.rank, EVERY_RANK):
                 fail(str(options["fault"]), group)
             elif options["fault"] == "silent":
                 group.all_gather(b"silent")

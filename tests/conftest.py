@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-ALONE = {"multiprocess", "contract", "house", "browser", "model", "notebooks", "gpu"}
+ALONE = {"multiprocess", "contract", "house", "browser", "model", "notebooks", "gpu", "slurm"}
 """Folders whose tests start process groups or whole installs: beside others they would time out, or disturb them."""
 
 

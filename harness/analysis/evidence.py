@@ -26,7 +26,7 @@ from epcross.harness.storing.store import merge, open_run
 MEASURED = Path("results/measured")
 FIGURES = Path("docs/figures")
 NOTHING = "*No run of this sweep is committed yet.*"
-_MARKED = re.compile(r"(<!-- evidence: ([a-z_]+)\.([a-z_]+) -->)(.*?)(<!-- /evidence -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- evidence: ([a-z0-9_]+)\.([a-z_]+) -->)(.*?)(<!-- /evidence -->)", re.DOTALL)
 
 
 def documents(root: Path) -> list[Path]:
@@ -87,7 +87,7 @@ def filled(page: str, runs: Mapping[str, EvidenceRun], up: str = "") -> str:
     if not opened == closed == count:
         raise EpcrossError(
             f"{opened} evidence marks are opened, {closed} are closed, {count} are pairs; write "
-            "<!-- evidence: SWEEP.TEXT --> and then <!-- /evidence -->, in small letters"
+            "<!-- evidence: SWEEP.TEXT --> and then <!-- /evidence -->, in small letters and digits"
         )
     return page
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
-from epcross.harness.terms import Regime
+from epcross.harness.terms import Regime, Sharing
 
 
 def figure(run: EvidenceRun) -> str:
@@ -16,8 +16,8 @@ def figure(run: EvidenceRun) -> str:
 
 def caption(run: EvidenceRun) -> str:
     """What was estimated how, of how much, where: what a figure or table of `run` rests on."""
-    ep_size = run.ep_sizes()[0]
-    rows = run.headline_rows(ep_size=ep_size)
+    rows = [row for row in run.headline_rows() if row.regime != Regime.SPANS]
+    sizes = ", ".join(str(ep_size) for ep_size in run.ep_sizes())
     launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
     count = f"{launches * seeds * chains} repeats (launches x seeds x chains: {launches} x {seeds} x {chains})"
     if launches < MIN_LAUNCHES:
@@ -26,17 +26,22 @@ def caption(run: EvidenceRun) -> str:
     models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
     formats = ", ".join(sorted({f"{row.dispatch_format} out, {row.combine_format} back" for row in rows}))
     inside = " ".join(sorted(set.intersection(*(set((row.boundary or "").split()) for row in rows))))
-    domains = ", ".join(sorted({row.domain for row in rows}))
+    domains = ", ".join(
+        sorted({row.domain + (f" ({row.sharing})" if row.sharing != Sharing.NONE else "") for row in rows})
+    )
     return (
         f"Median and range of n = {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
-        f"{inside or 'nothing in common'}. Domain {domains}; EP {ep_size}; flagged rows left out; run "
+        f"{inside or 'nothing in common'}. Domain {domains}; EP {sizes}; flagged rows left out; run "
         f"{run.run.run_id} on {machine(run)}."
     )
 
 
 def table(run: EvidenceRun) -> str:
-    """Medians of the steady round trip at the smallest EP size, one column for each backend."""
-    ep_size = run.ep_sizes()[0]
+    """Medians of the steady round trip, one table for each EP size, one column for each backend."""
+    return "\n\n".join(_table(run, ep_size) for ep_size in run.ep_sizes() if run.times_us(Regime.STEADY, ep_size))
+
+
+def _table(run: EvidenceRun, ep_size: int) -> str:
     times = run.times_us(Regime.STEADY, ep_size)
     backends = [name for name in run.backends if any(backend == name for backend, _ in times)]
     heads = [f"{run.backends[name]['label']} (us)" for name in backends]
@@ -51,7 +56,10 @@ def table(run: EvidenceRun) -> str:
 
 
 def machine(run: EvidenceRun) -> str:
-    """The processor, and the cores that the run could use."""
+    """The GPUs and their driver, or the processor and the cores that the run could use."""
+    if gpus := run.run.environment.get("gpus"):
+        count, names = len(gpus), ", ".join(sorted({gpu["name"] for gpu in gpus}))
+        return f"{count} x {names} (driver {gpus[0]['driver_version']})"
     cpu = run.run.environment["cpu"]
     return f"{cpu['model']} ({cpu['architecture']}, {len(cpu['cores_available'])} cores)"
 
@@ -63,7 +71,7 @@ def floor(run: EvidenceRun) -> str:
         return "no floor was measured"
     entry = sizes[min(sizes)]
     return (
-        f"at EP {entry['ep_size']} a flag crosses in {entry['flag_one_way_us']:.3g} us, every rank copies "
+        f"at EP {entry['ep_size']} a flag crosses in {entry['flag_one_way_us']:.3g} us, all ranks together copy "
         f"{entry['copy_gbps']:.3g} GB/s, and an empty pair costs {entry['empty_pair_us']:.3g} us"
     )
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epcross.harness.point import Point, Scalar
-from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, WeightsBy
+from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, Scope, WeightsBy
 
 Bytes = NDArray[np.uint8]
 Int32 = NDArray[np.int32]
@@ -125,6 +125,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     domains: ClassVar[frozenset[Domain]]
+    scopes: ClassVar[frozenset[Scope]] = frozenset({Scope.SCALE_UP})
+    """Whether its ranks must share one domain (NVLink, shared memory), as one-sided kernels do, or may span more."""
     phases: ClassVar[frozenset[Phase]] = frozenset({Phase.DISPATCH, Phase.COMBINE, Phase.ROUND_TRIP})
     boundary: ClassVar[Mapping[Phase, frozenset[Boundary]]]
     host_sync: ClassVar[bool]
@@ -185,7 +187,8 @@ class Backend(ABC):
     def experts(self, set_index: int) -> None:
         """Identity experts inside the timed pair: on the CPU read one byte of each cache line of every received row
         in place and copy the staged partials to where `combine` reads (`Boundary.EXPERTS_IDENTITY`), so that rows
-        really move between caches; on a GPU nothing, since landing buffers are device memory."""
+        really move between caches. On a GPU landing buffers are device memory and this need not touch them; see
+        `gpu.GpuBackend`, whose partials the harness stages so that nothing has to be written here."""
 
     @abstractmethod
     def combine(self, set_index: int) -> None:

@@ -27,7 +27,7 @@ from epcross.harness.backends.base import (
     Shard,
 )
 from epcross.harness.point import Point
-from epcross.harness.terms import Boundary, Domain, Phase, RowFormat
+from epcross.harness.terms import Boundary, Domain, Phase, RowFormat, Scope
 from epcross.kernels.formats import padded, row_size
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Gloo(Backend):
 
     name = "gloo"
     domains = frozenset({Domain.CPU})
+    scopes = frozenset({Scope.SCALE_UP, Scope.SCALE_OUT})
     boundary: ClassVar[Mapping[Phase, frozenset[Boundary]]] = {
         Phase.DISPATCH: _DISPATCH,
         Phase.COMBINE: _COMBINE,

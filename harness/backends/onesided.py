@@ -31,6 +31,7 @@ class OneSided(GpuBackend):
     graph = GraphSupport.YES
 
     _exchange: OneSidedAllToAll | None = None
+    _group: object | None = None  # torch's, where there are several processes
 
     @classmethod
     def option_defaults(cls) -> Mapping[str, Scalar]:
@@ -89,8 +90,10 @@ class OneSided(GpuBackend):
         self._counts = [point.tokens[shard.rank] for shard in shards]
         self._size: RowSize = row_size(point.dispatch_format, point.model.hidden)
         num_sms = int(_number(self.options["num_sms"]))
+        torch.cuda.empty_cache()  # what torch keeps of earlier points is free memory, too
+        self._group = group.torch("gloo") if group.size > 1 else None
         self._exchange = OneSidedAllToAll(
-            group.torch("gloo") if group.size > 1 else None,  # type: ignore[arg-type]
+            self._group,  # type: ignore[arg-type]
             num_experts=point.placement.num_slots,
             top_k=point.model.top_k,
             hidden=point.model.hidden,
@@ -218,6 +221,13 @@ class OneSided(GpuBackend):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.close()
+            self._inputs, self._out, self._arrived = [], [], {}
+        group, self._group = self._group, None
+        if group is not None:
+            import torch.distributed as dist
+
+            if group is not dist.group.WORLD:  # the world outlives a point: it belongs to whoever made the group
+                dist.destroy_process_group(group)  # type: ignore[arg-type]
 
     def _protocol_bytes(self) -> int:
         """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""

@@ -1,6 +1,7 @@
 """YAML documents that people write, read strictly: a key that stands twice, an alias or a stray type is refused."""
 
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,24 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path} is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
 
 
+def control_characters(text: str) -> bool:
+    """Whether `text` holds any but tab and line feed."""
+    return any(unicodedata.category(one) == "Cc" for one in text if one not in "\t\n")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text of a document, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _texts(item)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds.
 
@@ -60,6 +79,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except Exception as error:  # besides its own, PyYAML lets those of numbers, dates and recursion through
         words = " ".join(str(error).split())[:300] or type(error).__name__
         raise InputError(f"{path} is no YAML that can be used: {words}") from None
+    if any(control_characters(text) for text in _texts(document)):
+        raise InputError(f"{path} has control characters in a text; a terminal would obey them")
     if not isinstance(document, Mapping):
         raise InputError(f"{path} holds {type(document).__name__}, but must be a mapping of names to values")
     return dict(document)

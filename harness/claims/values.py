@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from epcross.harness.claims.documents import read_text
+from epcross.harness.claims.documents import control_characters, read_text
 from epcross.harness.claims.sources import ByteConvention
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.typed import suggest
@@ -171,6 +171,8 @@ def _value(cells: Mapping[str, str], where: str, problems: list[str]) -> Value |
     for name, words in _WORDS.items():
         if cells[name] and cells[name] not in words:
             problems.append(f"{where}: {name} is {cells[name][:40]!r}{suggest(cells[name], words)}")
+    if any(map(control_characters, cells.values())):
+        problems.append(f"{where}: a cell has control characters; a terminal would obey them")
     if not cells["system"]:
         problems.append(f"{where}: system is empty; name what was measured")
     if cells["metric"] in set(Metric):

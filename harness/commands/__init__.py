@@ -17,10 +17,11 @@ WIDTH = 100
 """Columns of printed tables; a pipe has no width of its own."""
 
 
-def console() -> Console:
-    """Where tables go: as wide as the terminal, at most `WIDTH`."""
-    terminal = sys.stdout.isatty()
-    return Console(width=min(WIDTH, shutil.get_terminal_size().columns) if terminal else WIDTH, highlight=False)
+def console(*, stderr: bool = False) -> Console:
+    """Where tables go: as wide as the terminal, at most `WIDTH`. On stderr where stdout is a JSON document."""
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    width = min(WIDTH, shutil.get_terminal_size().columns) if terminal else WIDTH
+    return Console(width=width, highlight=False, stderr=stderr)
 
 
 @contextlib.contextmanager

@@ -18,10 +18,15 @@ def command(run: Path, wait_s: float) -> int:
     Example: epcross cancel results/runs/20260131-120000-quickstart-1a2b
     """
     from epcross.harness.errors import StoreError
+    from epcross.harness.planning.plan import is_slurm_plan
     from epcross.harness.running.session import CANCEL_FILE
     from epcross.harness.storing.store import open_run, owner_of
 
-    open_run(run)  # says what is wrong with the path
+    directory = open_run(run)  # says what is wrong with the path
+    if is_slurm_plan(directory.plan):
+        from epcross.harness.slurm.cancel import cancel
+
+        return cancel(directory, wait_s)
     if owner_of(run) is None:
         click.echo(f"{run} is not running; nothing to cancel.")
         return 0

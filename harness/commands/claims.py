@@ -55,7 +55,7 @@ class _WithAdd(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if args and args[0] in self.commands:
-            return self.commands[args[0]].make_context(args[0], args[1:], parent=parent, **extra)
+            return self.commands[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 

@@ -34,9 +34,13 @@ def command(overrides: tuple[str, ...], config_dirs: tuple[Path, ...], as_json: 
     Example: epcross plan sweep=quickstart model=qwen3_235b tokens_per_rank=1,8,32
     """
     from epcross.harness.planning.estimate import free_shm_bytes, needs
-    from epcross.harness.planning.plan import build
+    from epcross.harness.planning.plan import SLURM, build
 
     plan = build(overrides, config_dirs)
+    if plan.launcher.name == SLURM:
+        from epcross.harness.slurm.plan_view import show
+
+        return show(plan, as_json, _print_points)
     need, free_bytes = needs(plan), free_shm_bytes()
     if as_json:
         document = {
@@ -45,11 +49,29 @@ def command(overrides: tuple[str, ...], config_dirs: tuple[Path, ...], as_json: 
             "shm_free_bytes": free_bytes,
         }
         click.echo(json.dumps(document))
-        return
+        return None
     _print(plan, need, free_bytes)
+    return None
 
 
 def _print(plan: "Plan", need: tuple["Need", ...], free_bytes: int | None) -> None:
+    _print_points(plan)
+    out = console()
+    out.print(_jobs_table(plan, need))
+    out.print(f"Time in all about {duration(sum(job.time_s for job in need))}; results go to {plan.output_dir}")
+    most = max((job.shm_bytes for job in need), default=0)
+    if free_bytes is None:
+        out.print("/dev/shm is absent on this machine.")
+    elif most > free_bytes:
+        out.print(
+            f"/dev/shm is too small: {size(most)} needed, {size(free_bytes)} free. Lower max_tokens_per_rank or "
+            "ep_size, or enlarge it (docker run --shm-size, or mount -o remount,size=)."
+        )
+    else:
+        out.print(f"/dev/shm: {size(most)} needed at most, {size(free_bytes)} free.")
+
+
+def _print_points(plan: "Plan") -> None:
     out = console()
     out.print(Text(f"{plan.sweep}: {plan.description}"))
     if plan.points:
@@ -63,18 +85,6 @@ def _print(plan: "Plan", need: tuple["Need", ...], free_bytes: int | None) -> No
         out.print(Text(absent_text(absent)))
     if plan.impossible:
         out.print(_impossible_table(plan))
-    out.print(_jobs_table(plan, need))
-    out.print(f"Time in all about {duration(sum(job.time_s for job in need))}; results go to {plan.output_dir}")
-    most = max((job.shm_bytes for job in need), default=0)
-    if free_bytes is None:
-        out.print("/dev/shm is absent on this machine.")
-    elif most > free_bytes:
-        out.print(
-            f"/dev/shm is too small: {size(most)} needed, {size(free_bytes)} free. Lower max_tokens_per_rank or "
-            "ep_size, or enlarge it (docker run --shm-size, or mount -o remount,size=)."
-        )
-    else:
-        out.print(f"/dev/shm: {size(most)} needed at most, {size(free_bytes)} free.")
 
 
 def absent_text(names: Iterable[str]) -> str:

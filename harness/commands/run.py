@@ -14,6 +14,7 @@ from rich.console import Console
 from epcross.harness.commands import WIDTH, config_dir_option, json_option, overrides_argument
 
 if TYPE_CHECKING:
+    from epcross.harness.planning.plan import Plan
     from epcross.harness.running.launch import JobEnd
     from epcross.harness.running.session import Session
 
@@ -36,19 +37,43 @@ def command(
     """Measure every point of a sweep: verify, time and verify again, on every rank. Ends with a table and the path of
     the run; the exit code is 0 only if every row is as it should be. Ctrl-C ends all ranks and keeps what is stored.
 
+    With launcher=slurm the jobs are submitted and the command returns at once; `status`, `cancel` and `report` take the
+    path of the run from then on.
+
     \b
     Example: epcross run sweep=quickstart
     """
-    from epcross.harness.commands.plan import absent_text
     from epcross.harness.errors import ConfigError
-    from epcross.harness.planning.plan import build
+    from epcross.harness.planning.plan import SLURM, build
+
+    if resume and (overrides or config_dirs):
+        raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
+    plan = None if resume else build(overrides, config_dirs)
+    if (plan.launcher.name == SLURM) if plan else _submitted_to_slurm(resume):
+        from epcross.harness.slurm.submit_view import submit
+
+        return submit(plan or resume, fail_fast=fail_fast, as_json=as_json)
+    return _measure(plan or resume, fail_fast, as_json)
+
+
+def _submitted_to_slurm(path: Path | None) -> bool:
+    from epcross.harness.planning.plan import is_slurm_plan
+    from epcross.harness.storing.store import open_run
+
+    assert path is not None
+    return is_slurm_plan(open_run(path).plan)
+
+
+def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
+    """A new run of a plan, or the run at a path again, on this host."""
+    from epcross.harness.commands.plan import absent_text
+    from epcross.harness.planning.plan import Plan
     from epcross.harness.running import session as sessions
     from epcross.harness.running.display import Display
     from epcross.harness.running.progress import ProgressReader
 
-    if resume and (overrides or config_dirs):
-        raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
-    session = sessions.resume(resume) if resume else sessions.start(build(overrides, config_dirs))
+    assert what is not None
+    session = sessions.start(what) if isinstance(what, Plan) else sessions.resume(what)
     session.fail_fast = fail_fast
     session.stop_asked = StopSignal().asked
     reader = ProgressReader(session.run.path)

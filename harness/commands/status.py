@@ -1,4 +1,4 @@
-"""`epcross status`: how far a run is, from its files alone."""
+"""`epcross status`: how far a run is, from its files, and of a run on Slurm from Slurm's word as well."""
 
 import json
 import sys
@@ -18,13 +18,14 @@ SHOWN_FAILURES = 5
 @json_option
 def command(run: Path, as_json: bool) -> None:
     """Show whether a run is running, interrupted or finished, its rows by status, and its last failures. Reads files
-    only, so it works while the run goes on and on any machine that sees them.
+    only, so it works while the run goes on and on any machine that sees them. Of a run on Slurm it shows every job: its
+    state, how often it was started, what keeps it, and what to do.
 
     \b
     Example: epcross status results/runs/20260131-120000-quickstart-1a2b
     """
     from epcross.harness.analysis.table import status_table
-    from epcross.harness.planning.plan import Plan
+    from epcross.harness.planning.plan import SLURM, Plan
     from epcross.harness.running.display import failure_line, progress_line
     from epcross.harness.running.progress import Pace, ProgressReader
     from epcross.harness.storing.store import missing_rows, open_run, owner_of, read_units
@@ -32,6 +33,10 @@ def command(run: Path, as_json: bool) -> None:
     directory = open_run(run)
     plan = Plan.from_json(directory.plan)
     units, problems = read_units(directory)
+    if plan.launcher.name == SLURM:
+        from epcross.harness.slurm.status_view import show
+
+        return show(directory, plan, units, problems, as_json)
     rows = [record for unit in units for record in unit.records]
     pace = Pace()
     notes = ProgressReader(run).read()
@@ -58,7 +63,7 @@ def command(run: Path, as_json: bool) -> None:
             "failures": pace.failures[-SHOWN_FAILURES:],
         }
         click.echo(json.dumps(document))
-        return
+        return None
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     console.print(f"{directory.run_id}: {state}" + (f" by {owner}" if owner else ""), soft_wrap=True, markup=False)
     if owner:
@@ -71,3 +76,4 @@ def command(run: Path, as_json: bool) -> None:
         if last and last["event"] == "end" and last["reason"]:
             console.print(f"It ended early: {last['reason']}", soft_wrap=True, markup=False)
         console.print(f"Go on with: epcross run --resume {run}", soft_wrap=True, markup=False)
+    return None

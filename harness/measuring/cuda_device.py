@@ -5,9 +5,9 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from epcross.harness.backends.base import Group
 from epcross.harness.errors import EpcrossError, WaitExpired
@@ -20,12 +20,13 @@ MAX_STAMPS = 1 << 16
 START_MARGIN_NS = 3_000
 """From rank 0's decision to the common start: longer than a word takes to any peer."""
 
-OFFSET_ROUNDS = 1000
+OFFSET_ROUNDS = 200
 STEP_READINGS = 20_000
-_PAD_BYTES = 8 * (MAX_PROCESSES + 1)
+_PING = MAX_PROCESSES + 1  # word of a pad, after those of `line_up`
+_PAD_BYTES = 8 * (_PING + 1)
 _WORDS = 64  # private words of the device: state, expired, results
 
-_open: "WeakKeyDictionary[Group, CudaDevice]" = WeakKeyDictionary()
+_last: "list[CudaDevice]" = []  # at most one: a worker has one process group, and a device holds memory
 
 
 def open_device(group: Group, limit_s: float) -> "CudaDevice":
@@ -34,9 +35,19 @@ def open_device(group: Group, limit_s: float) -> "CudaDevice":
     Raises:
         EpcrossError: its kernels cannot be built or loaded, or the processes cannot map each other's memory.
     """
-    if group not in _open:
-        _open[group] = CudaDevice(group, limit_s)
-    return _open[group]
+    if not _last or _last[0].group is not group:
+        _last.clear()
+        _last.append(CudaDevice(group, limit_s))
+    return _last[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symmetric:
+    """Memory of this process that all processes of the group have mapped, as long as this is kept."""
+
+    memory: Any  # uint8
+    addresses: list[int]  # of every process's, as mapped here
+    handle: Any  # torch's, which owns the mappings
 
 
 class CudaDevice:
@@ -48,7 +59,7 @@ class CudaDevice:
         if group.size > MAX_PROCESSES:
             raise EpcrossError(f"EP {group.size} is more than the {MAX_PROCESSES} processes that can start together")
         self._torch: Any = torch
-        self._group = group
+        self.group = group
         self._limit_ns = int(limit_s * 1e9)
         self.index = torch.cuda.current_device()
         properties: Any = torch.cuda.get_device_properties(self.index)
@@ -60,14 +71,47 @@ class CudaDevice:
         self.words: Any = torch.zeros(_WORDS, dtype=torch.int64, device="cuda")
         self._stamps: Any = torch.zeros(MAX_STAMPS, dtype=torch.int64, device="cuda")
         self._flush: Any = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device="cuda")
-        self.pads: Any = None  # symmetric: this process's
-        self.pad_addresses: list[int] = [0]
+        self.pads = Symmetric(memory=None, addresses=[0], handle=None)
         self._table: Any = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.offset = ClockOffset()
+        self._uuids = [b""]
+        self._step_ns = self.timer_step_ns()
         if group.size > 1:
-            self.pads, self.pad_addresses = self.symmetric(_PAD_BYTES)
-            self._table = torch.tensor(self.pad_addresses, dtype=torch.int64, device="cuda")
-            self.offset = self._measure_offset()
+            self.pads = self.symmetric(_PAD_BYTES)
+            self._table = torch.tensor(self.pads.addresses, dtype=torch.int64, device="cuda")
+            self._uuids = group.all_gather(str(properties.uuid).encode())
+            self.measure_offset()
+
+    def measure_offset(self) -> ClockOffset:
+        """See `Device`. Process 0 exchanges clocks with each of the others in turn; GPUs that are the same have one
+        clock."""
+        if self.group.size == 1:
+            return ClockOffset()
+        group, mine = self.group, ClockOffset(error_ns=self._step_ns)
+        for peer in range(1, group.size):
+            if self._uuids[peer] == self._uuids[0]:
+                continue
+            takes_part = group.rank in (0, peer)
+            if takes_part:
+                self.pads.memory[8 * _PING :].zero_()
+                self._torch.cuda.synchronize()
+            group.barrier()
+            measured = self._ping(peer) if takes_part else b""
+            told = group.all_gather(measured)[0]
+            if group.rank == peer:
+                offset_ns, error_ns = json.loads(told)
+                mine = ClockOffset(offset_ns=offset_ns, error_ns=error_ns + self._step_ns)
+        self.words[_OFFSET] = mine.offset_ns
+        self._torch.cuda.synchronize()
+        return mine
+
+    def _ping(self, peer: int) -> bytes:
+        """This process's part; on process 0 offset and error as JSON."""
+        own, first = self.group.rank, self.group.rank == 0
+        mine, theirs = (self.pads.addresses[rank] + 8 * _PING for rank in (own, peer if first else 0))
+        words = (self.word(_EXPIRED), self.word(_RESULT))
+        self._enqueue("ping_clock", mine, theirs, int(first), OFFSET_ROUNDS, self._limit_ns, *words)
+        self.synchronize()
+        return json.dumps(self.words[_RESULT : _RESULT + 2].tolist()).encode() if first else b""
 
     def capture(self, enqueue: Callable[[], None]) -> Replay:
         """See `Device`."""
@@ -93,9 +137,9 @@ class CudaDevice:
     def synchronize(self) -> None:
         """See `Device`."""
         self._torch.cuda.synchronize()
-        if self._group.size > 1 and int(self.words[_EXPIRED]):
+        if self.group.size > 1 and int(self.words[_EXPIRED]):
             raise WaitExpired(
-                f"rank {self._group.rank} waited {self._limit_ns / 1e9:g} s on its GPU for the common start: a rank is "
+                f"rank {self.group.rank} waited {self._limit_ns / 1e9:g} s on its GPU for the common start: a rank is "
                 "stuck, stopped or gone"
             )
 
@@ -104,9 +148,9 @@ class CudaDevice:
         self._enqueue(
             "line_up",
             self._table.data_ptr(),
-            self._group.rank,
-            self._group.size,
-            self.offset.offset_ns,
+            self.group.rank,
+            self.group.size,
+            self.word(_OFFSET),
             START_MARGIN_NS,
             self._limit_ns,
             self.word(_STATE),
@@ -150,17 +194,22 @@ class CudaDevice:
         """See `Device`."""
         return _Range(self._torch, name)
 
-    def symmetric(self, size_bytes: int) -> tuple[Any, list[int]]:
-        """Zeroed memory of this process, and the addresses of every process's. Collective."""
+    def symmetric(self, size_bytes: int) -> Symmetric:
+        """Zeroed memory that all processes map. Collective."""
         import torch.distributed._symmetric_memory as symmetric_memory
 
         symmetric: Any = symmetric_memory
         memory = symmetric.empty(size_bytes, dtype=self._torch.uint8, device=f"cuda:{self.index}")
-        handle = symmetric.rendezvous(memory, self._group.torch("gloo"))
+        handle = symmetric.rendezvous(memory, self.group.torch("gloo"))
         memory.zero_()
         self._torch.cuda.synchronize()
-        self._group.barrier()
-        return memory, [int(address) for address in handle.buffer_ptrs]
+        self.group.barrier()
+        return Symmetric(memory=memory, addresses=[int(address) for address in handle.buffer_ptrs], handle=handle)
+
+    def clear_pads(self) -> None:
+        """Zero this process's pad. For when no process waits on it."""
+        self.pads.memory.zero_()
+        self._torch.cuda.synchronize()
 
     def word(self, number: int) -> int:
         """Address of a private word; they are zero unless a kernel wrote them."""
@@ -172,38 +221,6 @@ class CudaDevice:
         self._torch.cuda.synchronize()
         return int(self.words[_RESULT])
 
-    def _measure_offset(self) -> ClockOffset:
-        """Process 0 exchanges clocks with each of the others in turn. Zero, within a step, where GPUs are the same."""
-        group = self._group
-        uuid = str(self._torch.cuda.get_device_properties(self.index).uuid).encode()
-        uuids = group.all_gather(uuid)
-        step_ns = self.timer_step_ns()
-        mine = ClockOffset(error_ns=step_ns)
-        for peer in range(1, group.size):
-            measured = b""
-            if uuids[peer] != uuids[0] and group.rank in (0, peer):
-                self.pads.zero_()
-                self._torch.cuda.synchronize()
-            group.barrier()
-            if uuids[peer] != uuids[0] and group.rank in (0, peer):
-                other = self.pad_addresses[peer if group.rank == 0 else 0]
-                own = self.pad_addresses[group.rank]
-                first = int(group.rank == 0)
-                words = (self.word(_EXPIRED), self.word(_RESULT))
-                self._enqueue("ping_clock", own, other, first, OFFSET_ROUNDS, self._limit_ns, *words)
-                self.synchronize()
-                if first:
-                    measured = json.dumps(self.words[_RESULT : _RESULT + 2].tolist()).encode()
-            told = group.all_gather(measured)[0]
-            if told and group.rank == peer:
-                offset_ns, error_ns = json.loads(told)
-                mine = ClockOffset(offset_ns=offset_ns, error_ns=error_ns + step_ns)
-        if self.pads is not None:
-            self.pads.zero_()
-            self._torch.cuda.synchronize()
-        group.barrier()
-        return mine
-
     def _slot(self, slot: int) -> int:
         if not 0 <= slot < MAX_STAMPS:
             raise EpcrossError(f"a series needs stamp {slot} and there are {MAX_STAMPS}: lower timing.iterations")
@@ -214,7 +231,7 @@ class CudaDevice:
         self.kernels.enqueue(name, stream, *values, blocks=blocks, dependent=dependent)
 
 
-_STATE, _EXPIRED, _RESULT = 0, 2, 3  # words: two of state, one, two results; others are for whoever asks
+_STATE, _EXPIRED, _RESULT, _OFFSET = 0, 2, 3, 5  # words: two of state, one, two results, one; more from 8 on
 
 
 class _Range:

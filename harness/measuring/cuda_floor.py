@@ -62,7 +62,7 @@ def measure_gpu_floor(group: Group) -> dict[str, Any]:
         "sm_count": device.sm_count,
         "cache_bytes": device.cache_bytes,
         "timer_step_ns": device.timer_step_ns(),
-        "clock_error_ns": int(floor.worst(device.offset.error_ns, max)),
+        "clock_error_ns": int(floor.worst(device.measure_offset().error_ns, max)),
     }
 
 
@@ -114,18 +114,18 @@ class _Floor:
         device, group = self._device, self._group
         took_us = 0.0
         if group.rank in (first, second):
-            device.pads.zero_()
-            self._torch.cuda.synchronize()
+            device.clear_pads()
         group.barrier()
         if group.rank in (first, second):
             other = second if group.rank == first else first
             stream = self._torch.cuda.current_stream()
-            self._ping(stream, device.pad_addresses[group.rank], device.pad_addresses[other], first=group.rank == first)
+            self._ping(
+                stream, device.pads.addresses[group.rank], device.pads.addresses[other], first=group.rank == first
+            )
             took_us = self._trip_us()
         took_us = self.worst(took_us, max)
         if group.rank in (first, second):
-            device.pads.zero_()  # the next common start expects a pad nobody wrote to
-            self._torch.cuda.synchronize()
+            device.clear_pads()  # the next common start expects a pad nobody wrote to
         group.barrier()
         return took_us
 
@@ -149,8 +149,8 @@ class _Floor:
             other = self._torch.empty_like(own)
             peer = other.data_ptr()
         else:
-            other, addresses = device.symmetric(COPY_BYTES)
-            peer = addresses[(group.rank + 1) % group.size]
+            other = device.symmetric(COPY_BYTES)
+            peer = other.addresses[(group.rank + 1) % group.size]
         blocks = sorted({1, 2, 4, 8, 16, 32, 64, device.sm_count, 2 * device.sm_count})
         push = {str(n): self._kernel_gbps(peer, own.data_ptr(), n) for n in blocks}
         pull = {str(n): self._kernel_gbps(own.data_ptr(), peer, n) for n in blocks} if group.size > 1 else {}

@@ -9,11 +9,13 @@ Graphs hold no host work and rotate through all sets; they are captured once for
 seed, whose inputs change in place. A backend that cannot be captured is called in a loop instead (`eager`): enqueued
 ahead of the GPU if it allows that, behind a held kernel in `entry`.
 
-Timers of two GPUs differ; `line_up` starts all of them at one moment of process 0's timer, as far as the offsets
-between them are known. Stamps are given on process 0's timer, with that uncertainty.
+Timers of two GPUs differ and drift; `line_up` starts all of them at one moment of process 0's timer, as far as the
+offset is known. It is measured before and after each series: starts are given on process 0's timer, with half a round
+trip and the drift between the two as their uncertainty.
 """
 
 import statistics
+import time
 from collections.abc import Callable
 
 from epcross.harness.backends.base import Group
@@ -28,6 +30,9 @@ GRAPH_PAIRS = 200
 INSTRUMENT_ITERATIONS = 64
 HOLD_US = 300.0
 """Longer than Python takes to enqueue one pair and its stamps; only eager series and spans need it."""
+
+PROFILER_SLOWDOWN = 5.0
+"""By how much a profiler may slow the host down, generously."""
 
 SPAN_PAIRS = 32
 """The profiler keeps every kernel; spans need few."""
@@ -110,8 +115,11 @@ class CudaTimer:
         def whole(slot: int, s: int) -> None:
             self._between(slot, lambda: _pair(pair, s))
 
+        before = device.measure_offset()
         parts = self._stamped("phases", 4, iterations, sets, phases)
         stamps = self._stamped("entry", 2, iterations, sets, whole)  # last: its sums are those that are checked
+        after = device.measure_offset()
+        drift_ns = abs(after.offset_ns - before.offset_ns)
         starts = stamps[::2]
         values_us: dict[Phase, list[float]] = {
             Phase.DISPATCH: _differences_us(parts[0::4], parts[1::4]),
@@ -120,9 +128,9 @@ class CudaTimer:
         }
         return Series(
             values_us=values_us,
-            starts_ns=[start - device.offset.offset_ns for start in starts],
+            starts_ns=[start - before.offset_ns for start in starts],  # as `line_up` saw it
             pairs=iterations,
-            clock_error_us=device.offset.error_ns / NS_PER_US,
+            clock_error_us=(max(before.error_ns, after.error_ns) + drift_ns) / NS_PER_US,
         )
 
     def _spans(self, pair: Pair, *, pairs: int, sets: int) -> Series:
@@ -130,23 +138,32 @@ class CudaTimer:
         the GPU is held until the host has enqueued them."""
         device = self._device
 
-        def run() -> None:
-            device.hold(HOLD_US * pairs)
+        def enqueue() -> None:
             for i in range(pairs):
-                for phase, call in (
-                    (Phase.DISPATCH, pair.dispatch),
-                    (None, pair.experts),
-                    (Phase.COMBINE, pair.combine),
-                ):
-                    if phase is None:
-                        call(i % sets)
-                        continue
-                    with device.range(range_name(phase, i)):
-                        call(i % sets)
-            device.synchronize()
+                with device.range(range_name(Phase.DISPATCH, i)):
+                    pair.dispatch(i % sets)
+                pair.experts(i % sets)
+                with device.range(range_name(Phase.COMBINE, i)):
+                    pair.combine(i % sets)
 
+        def held(hold_us: float) -> Callable[[], None]:
+            def run() -> None:
+                device.hold(hold_us)
+                enqueue()
+                device.synchronize()
+
+            return run
+
+        hold_us = HOLD_US * pairs
         self._line_up()
-        seen = device.kernel_spans(run)
+        device.kernel_spans(held(hold_us))  # the profiler's own start, and kernels that are loaded when first called
+        self._line_up()
+        begin = time.perf_counter()
+        enqueue()
+        took_us = (time.perf_counter() - begin) * 1e6
+        hold_us = max(hold_us, PROFILER_SLOWDOWN * took_us)
+        self._line_up()
+        seen = device.kernel_spans(held(hold_us))
         return Series(
             values_us={phase: phase_spans(seen, phase, pairs) for phase in (Phase.DISPATCH, Phase.COMBINE)},
             starts_ns=[0],

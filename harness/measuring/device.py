@@ -35,7 +35,9 @@ class ClockOffset:
 class Device(Protocol):
     """What is enqueued runs in order. Slots number the stamps of a series; each is written once for each replay."""
 
-    offset: ClockOffset
+    def measure_offset(self) -> ClockOffset:
+        """Compare this GPU's timer with process 0's now; common starts go by it from here on. Collective."""
+        ...
 
     def capture(self, enqueue: Callable[[], None]) -> Replay:
         """A graph of what `enqueue` enqueues; nothing of it runs yet."""

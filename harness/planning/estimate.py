@@ -75,7 +75,7 @@ def needs(plan: Plan, cores: int | None = None) -> tuple[Need, ...]:
     """The need of each job of the plan, for a host with `cores` usable cores (this host's by default)."""
     cores = cores or usable_cores()
     backends: dict[tuple[str, Any], Backend] = {}
-    found = tuple(_job_need(job, plan, cores, backends) for job in plan.jobs)
+    found = tuple(job_need(job, plan, cores, backends) for job in plan.jobs)
     if plan.soak is None:
         return found
     units = sum(need.units for need in found)
@@ -156,7 +156,8 @@ def _combine_bytes(point: Point) -> int:
     return row_size(RowFormat.BF16, point.model.hidden).padded_bytes
 
 
-def _job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], Backend]) -> Need:
+def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], Backend]) -> Need:
+    """The need of one job, or of a part of one, on a host with `cores` cores; `backends` are those made before."""
     timing = plan.timing
     workspaces = {point: _workspace_bytes(point, plan.backends, backends) for point in job.points}
     on_gpu = job.domain in GPU_COPY_GBPS

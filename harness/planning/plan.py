@@ -17,9 +17,12 @@ from epcross.harness.planning.paths import absolute
 from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher
 from epcross.harness.planning.typed import Mismatch, convert
 from epcross.harness.point import Point, Timing
-from epcross.harness.terms import Domain, Sharing, Status
+from epcross.harness.terms import Domain, Regime, Scope, Sharing, Status
 
-__all__ = ["Impossible", "Job", "Plan", "alone", "build", "point_problems"]
+SLURM = "slurm"
+"""The launcher that hands the jobs of a plan to Slurm; every other starts them on this host."""
+
+__all__ = ["SLURM", "Impossible", "Job", "Plan", "alone", "build", "is_slurm_plan", "point_problems"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +41,17 @@ class Job:
     ep_size: int
     domain: Domain
     sharing: Sharing
+    scope: Scope
     cluster: str
     backends: tuple[str, ...]  # in the order of the sweep; empty for a floor-only job
     points: tuple[Point, ...]  # those that can run
+
+    @property
+    def name(self) -> str:
+        """A word for its ranks, which names its files and its floor."""
+        sharing = "" if self.sharing is Sharing.NONE else f"_{self.sharing}"
+        scope = "" if self.scope is Scope.SCALE_UP else f"_{self.scope}"
+        return f"{self.domain}{sharing}{scope}_ep{self.ep_size}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +95,7 @@ class Plan:
                     "ep_size": job.ep_size,
                     "domain": str(job.domain),
                     "sharing": str(job.sharing),
+                    "scope": str(job.scope),
                     "cluster": job.cluster,
                     "backends": list(job.backends),
                     "points": [numbers[point] for point in job.points],
@@ -140,6 +152,7 @@ class Plan:
                     ep_size=convert(job["ep_size"], int),
                     domain=Domain(job["domain"]),
                     sharing=Sharing(job["sharing"]),
+                    scope=Scope(job.get("scope", Scope.SCALE_UP)),  # plans of earlier versions have none
                     cluster=convert(job["cluster"], str),
                     backends=convert(job["backends"], tuple[str, ...]),
                     points=tuple(points[number] for number in job["points"]),
@@ -154,6 +167,12 @@ class Plan:
             config=convert(data["config"], Mapping[str, Any]),
             soak=soak,
         )
+
+
+def is_slurm_plan(stored: Mapping[str, Any]) -> bool:
+    """Whether the jobs of a stored plan are Slurm's."""
+    launcher = stored.get("launcher")
+    return isinstance(launcher, Mapping) and launcher.get("name") == SLURM
 
 
 def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Plan:
@@ -173,7 +192,7 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
     else:
         points = () if config.floor_only else tuple(Assembler(config).points(config))
     backends = {name: config.library.get("backend", name) for name in dict.fromkeys(p.backend for p in points)}
-    impossible = _impossible(points, backends)
+    impossible = _impossible(points, backends, here=config.launcher.name != SLURM)
     return Plan(
         sweep=config.sweep,
         description=config.description,
@@ -205,6 +224,7 @@ def alone(plan: Plan, point: Point, *, timing: Timing, output_dir: Path, note: s
         points=(point,),
         impossible=tuple(impossible.values()),
         jobs=_jobs([point], impossible, plan.cluster.name),
+        launcher=Launcher(name="local"),  # wherever the run was
         timing=timing,
         output_dir=output_dir.absolute(),
         backends=backends,
@@ -212,8 +232,13 @@ def alone(plan: Plan, point: Point, *, timing: Timing, output_dir: Path, note: s
     )
 
 
-def _impossible(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -> dict[Point, Impossible]:
-    """Why points cannot run. A limit of the backend comes before a missing library: it holds on any machine."""
+def _impossible(
+    points: Sequence[Point], configs: Mapping[str, BackendConfig], *, here: bool = True
+) -> dict[Point, Impossible]:
+    """Why points cannot run. A limit of the backend comes before a missing library: it holds on any machine.
+
+    Unless they run `here`, what this machine lacks says nothing: the ranks will ask theirs.
+    """
     found: dict[Point, Impossible] = {}
     absent: dict[str, str | None] = {}
     instances: dict[tuple[str, tuple[Any, ...]], Backend | None] = {}
@@ -228,8 +253,12 @@ def _impossible(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNSUPPORTED, reason=reason)
             continue
+        if here and point.scope is Scope.SCALE_OUT:
+            reason = "this host is one domain, and scope=scale_out spans several; take launcher=slurm"
+            found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
+            continue
         if point.backend not in absent:
-            absent[point.backend] = loader.unavailable(configs[point.backend])
+            absent[point.backend] = loader.unavailable(configs[point.backend]) if here else None
         reason = absent[point.backend]
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
@@ -241,6 +270,10 @@ def _unsupported(backend: Backend | None, point: Point) -> str | None:
         return None
     if point.domain not in backend.domains:
         return f"{point.backend} runs in domain {', '.join(sorted(backend.domains))}, not in {point.domain}"
+    if point.scope not in backend.scopes:
+        return f"{point.backend} needs all ranks in one domain; scope={point.scope} is for backends that span several"
+    if point.scope is Scope.SCALE_OUT and point.domain is Domain.CPU and point.regime is Regime.ENTRY:
+        return "regime=entry needs one clock, and nodes have each their own; regime=steady is timed across nodes"
     try:
         return backend.unsupported(point)
     except Exception as error:  # one careless adapter must not end the plan
@@ -248,20 +281,21 @@ def _unsupported(backend: Backend | None, point: Point) -> str | None:
 
 
 def _jobs(points: Sequence[Point], impossible: Mapping[Point, Impossible], cluster: str) -> tuple[Job, ...]:
-    groups: dict[tuple[int, Domain, Sharing], list[Point]] = {}
+    groups: dict[tuple[int, Domain, Sharing, Scope], list[Point]] = {}
     for point in points:
         if point not in impossible:
-            groups.setdefault((point.ep_size, point.domain, point.sharing), []).append(point)
+            groups.setdefault((point.ep_size, point.domain, point.sharing, point.scope), []).append(point)
     return tuple(
         Job(
             ep_size=ep_size,
             domain=domain,
             sharing=sharing,
+            scope=scope,
             cluster=cluster,
             backends=tuple(dict.fromkeys(point.backend for point in members)),
             points=tuple(members),
         )
-        for (ep_size, domain, sharing), members in groups.items()
+        for (ep_size, domain, sharing, scope), members in groups.items()
     )
 
 
@@ -276,6 +310,7 @@ def _floor_jobs(config: Config) -> tuple[Job, ...]:
             ep_size=ep_size,
             domain=devices[name].domain,
             sharing=devices[name].sharing,
+            scope=Scope.SCALE_UP,
             cluster=config.cluster.name,
             backends=(),
             points=(),

@@ -43,10 +43,36 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where ranks run."""
+    """Where ranks run. All but name and note is for Slurm, and what is empty is left to the site."""
 
     name: str
     note: str = ""
+    arch: str = ""  # of the nodes: x86_64 or aarch64
+    gpus_per_node: int = 0
+    cores_per_node: int = 0  # 0: not known; estimates take this host's
+    nodes_per_domain: int = 1  # nodes whose GPUs share one NVLink domain
+    ranks_per_node: int = 0  # most ranks of domain cpu on a node; 0: any number
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    constraint: str = ""
+    nodelist: str = ""
+    exclude: str = ""
+    exclusive: bool = False
+    segment: bool = False  # ask for all nodes inside one block, `--segment`, where Slurm knows the topology
+    time_min: int = 60  # time limit of one job; longer jobs are requeued and go on
+    mem_gb_per_node: int = 0  # 0: the site's default
+    cpus_per_rank: int = 0  # 0: the site's default
+    sbatch: tuple[str, ...] = ()  # further options, each as on a #SBATCH line: --name=value
+    setup: tuple[str, ...] = ()  # shell lines before the ranks start
+    srun_args: tuple[str, ...] = ("--cpu-bind=none", "--kill-on-bad-exit=0")
+    container: str = ""  # image for pyxis; `python` is then the one inside
+    container_mounts: tuple[str, ...] = ()
+    python: str = ""  # command on the compute nodes; empty: the interpreter that submits
+    signal_delay_s: int = 120  # the warning comes this long before the time limit
+    max_requeues: int = 20
+    max_array_size: int = 1000
+    max_jobs: int = 0  # jobs of one run that may be in the queue; 0: any number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +81,7 @@ class Launcher:
 
     name: str
     note: str = ""
+    points_per_job: int = 0  # Slurm: split larger jobs into arrays, keeping what is compared together; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

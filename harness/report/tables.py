@@ -194,8 +194,9 @@ def floors(material: Material) -> list[Block]:
                 head=["run", "job", *_FLOOR_COLUMNS.values()],
                 rows=rows,
                 notes=[
-                    "empty pair: two calls that do nothing; flag: half a round of ping-pong between neighbours; "
-                    "copy: all ranks at once into each other's memory, buffers larger than the last cache; "
+                    "empty pair: two calls that do nothing, on a GPU two empty kernels of a graph; flag: half a round "
+                    "of ping-pong between neighbours, or between two blocks of one GPU; copy: all ranks at once into "
+                    "each other's memory, or within that of one GPU, buffers larger than the last cache; "
                     "GB/s is 10^9 bytes per second"
                 ],
                 data=data,

@@ -9,6 +9,7 @@ from typing import Any
 
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Point, Timing, processes
+from epcross.harness.running.seat import Seat, seat_here
 from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Domain, Sharing
 
@@ -59,6 +60,15 @@ class Job:
     stop_at_s: float | None = None  # no unit begins after this moment of the host's monotonic clock
     measure: str = MEASURE  # module:function
     floor: str = FLOOR
+    seats: tuple[Seat, ...] = ()  # of all ranks; empty: all on this host
+    listen: str = "127.0.0.1"  # address at which rank 0's host is reached
+    in_batch: bool = False  # a scheduler sends its signals to every process of the job, before it ends or restarts it
+    floor_name: str = ""  # of its floor, where that is not its own name
+    notes: str = ""  # which file of notes; jobs of one run that go on at the same time have one each
+
+    def seat(self, rank: int) -> Seat:
+        """Where a rank sits."""
+        return self.seats[rank] if self.seats else seat_here(rank, self.processes)
 
     @property
     def processes(self) -> int:
@@ -70,10 +80,10 @@ class Job:
         """Where this job's file and rendezvous lie."""
         return Path(self.run_dir) / "jobs"
 
-    def write(self) -> Path:
-        """Store the job in the run folder; returns the path."""
+    def write(self, start: str = "") -> Path:
+        """Store the job in the run folder; returns the path. `start` names one of several starts of the same job."""
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"{self.name}.json"
+        path = self.folder / f"{self.name}{start and '-'}{start}.json"
         path.with_suffix(".address").unlink(missing_ok=True)  # of an earlier session of this run
         path.write_text(json.dumps(self.to_json()))
         return path
@@ -88,6 +98,7 @@ class Job:
             "backends": {name: config.to_json() for name, config in self.backends.items()},
             "points": {point_id: point.to_json() for point_id, point in self.points.items()},
             "turns": [asdict(turn) for turn in self.turns],
+            "seats": [seat.to_json() for seat in self.seats],
         }
 
     @classmethod
@@ -106,6 +117,7 @@ class Job:
                     Turn(**{**turn, "kind": TurnKind(turn["kind"]), "point_ids": tuple(turn["point_ids"])})
                     for turn in data["turns"]
                 ),
+                "seats": tuple(map(Seat.from_json, data["seats"])),
             }
         )
 

@@ -55,9 +55,9 @@ def run_job(
         stop_asked: why to end now; None to go on.
     """
     path = job.write()
-    notes = ProgressReader(Path(job.run_dir))
+    notes = ProgressReader(Path(job.run_dir), job.notes)
     notes.skip_to_end()
-    ranks = [_Rank(job, path, rank) for rank in range(job.processes)]
+    ranks = [RankProcess(job, path, rank) for rank in range(job.processes)]
     asked: str | None = None
     kill_at = float("inf")
     try:
@@ -90,8 +90,8 @@ def run_job(
     return JobEnd(end=End.FAIL_FAST if EXIT_FAIL_FAST in codes else End.FAILED, reason=reason)
 
 
-class _Rank:
-    """One supervisor process."""
+class RankProcess:
+    """The supervisor process of one rank of `job`, whose file is at `path`, as our child."""
 
     def __init__(self, job: Job, path: Path, rank: int) -> None:
         self.rank = rank
@@ -117,15 +117,22 @@ class _Rank:
 
     @property
     def code(self) -> int | None:
+        """Its exit status; None while it lives."""
         return self._process.poll()
 
     @property
     def alive(self) -> bool:
+        """Whether it has not ended."""
         return self.code is None
 
     def signal(self, number: int) -> None:
+        """Send it a signal."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+    def wait(self, limit_s: float) -> None:
+        """Until it ends, at most `limit_s`."""
+        _wait([self], limit_s)
 
     def end(self) -> None:
         """Kill it if it lives (its worker dies with it) and reap it."""
@@ -135,6 +142,7 @@ class _Rank:
         os.close(self.ended)
 
     def last_words(self) -> str:
+        """The last line it wrote, or that it wrote none."""
         lines = self.log.read_bytes()[self._log_start :].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"the supervisor of rank {self.rank} ended with status {self.code}{self._full()}"
 
@@ -146,7 +154,7 @@ class _Rank:
         return f"; the disk of {self.log.parent.parent} has {free_bytes} bytes free: free space there"
 
 
-def _wait(ranks: list[_Rank], limit_s: float) -> None:
+def _wait(ranks: list[RankProcess], limit_s: float) -> None:
     """Until a supervisor that lives ends, at most `limit_s`."""
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
@@ -155,7 +163,7 @@ def _wait(ranks: list[_Rank], limit_s: float) -> None:
         selector.select(limit_s)
 
 
-def _first_words(ranks: list[_Rank]) -> str:
+def _first_words(ranks: list[RankProcess]) -> str:
     bad = [rank for rank in ranks if rank.code != EXIT_DONE]
     killed = [rank for rank in bad if rank.code is not None and rank.code < 0]
     return (killed or bad)[0].last_words()

@@ -1,4 +1,8 @@
-"""`progress.jsonl`: what happened in a run, one JSON object a line, and what follows from it: counts, pace, ETA."""
+"""`progress.jsonl`: what happened in a run, one JSON object a line, and what follows from it: counts, pace, ETA.
+
+Jobs of one run that go on at the same time, perhaps on different nodes, have a file each, `progress.NAME.jsonl`: only
+one writer can append to a file on a network disk.
+"""
 
 import contextlib
 import json
@@ -11,7 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-FILE_NAME = "progress.jsonl"
+
+def notes_file(run_path: Path, name: str = "") -> Path:
+    """The file of a run's notes, or of those of one of its jobs."""
+    return run_path / (f"progress.{name}.jsonl" if name else "progress.jsonl")
+
 
 _WORD, _COUNT = (str,), (int,)
 _MAYBE_WORD = (str, type(None))
@@ -38,8 +46,8 @@ _HOLDS: dict[str, dict[str, tuple[type, ...]]] = {
 class ProgressLog:
     """Appends notes; each is one write, so that a reader sees whole lines and writers do not mix. Never fails."""
 
-    def __init__(self, run_path: Path) -> None:
-        self._file = os.open(run_path / FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, run_path: Path, name: str = "") -> None:
+        self._file = os.open(notes_file(run_path, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def note(self, event: str, **values: Any) -> None:
         """Append one event with the time in UTC."""
@@ -59,8 +67,8 @@ class ProgressLog:
 class ProgressReader:
     """Reads the notes of a run as they come."""
 
-    def __init__(self, run_path: Path) -> None:
-        self._path = run_path / FILE_NAME
+    def __init__(self, run_path: Path, name: str = "") -> None:
+        self._path = notes_file(run_path, name)
         self._offset = 0
 
     def skip_to_end(self) -> None:

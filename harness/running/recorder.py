@@ -13,7 +13,7 @@ from epcross.harness.running.job import Job, Turn
 from epcross.harness.running.progress import ProgressLog
 from epcross.harness.running.verdict import Verdict
 from epcross.harness.storing.rows import failed_records, join_words
-from epcross.harness.storing.run_directory import open_run, read_floor, write_floor
+from epcross.harness.storing.run_directory import add_floor, open_run
 from epcross.harness.storing.units import write_unit
 from epcross.harness.terms import Flag, Stage, Status
 
@@ -27,7 +27,7 @@ class Recorder:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.run = open_run(Path(job.run_dir))
-        self.progress = ProgressLog(self.run.path)
+        self.progress = ProgressLog(self.run.path, job.notes)
 
     def turn(self, turn: Turn) -> None:
         """A process group is about to begin."""
@@ -47,7 +47,7 @@ class Recorder:
             entry = {"domain": self.job.domain, "sharing": self.job.sharing, "ep_size": self.job.ep_size, **result}
         else:
             entry = {"error": _sentence(verdict)}
-        write_floor(self.run, {**(read_floor(self.run) or {}), self.job.name: entry})
+        add_floor(self.run, self.job.floor_name or self.job.name, entry)
         self.progress.note("floor", job=self.job.name, ok=verdict is None, reason=_sentence(verdict))
 
     def skipped(self, turn: Turn, point_id: str, reason: str) -> None:

@@ -24,7 +24,7 @@ from epcross.harness.storing.provenance import git_state, machine_hash, measure_
 from epcross.harness.storing.rows import RunContext, failed_records
 from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, read_floor, release
 from epcross.harness.storing.units import done_units, read_units, set_aside_damaged, write_unit
-from epcross.harness.terms import Domain, Sharing, Stage, Status
+from epcross.harness.terms import Domain, Scope, Sharing, Stage, Status
 from epcross.kernels.shm.segment import remove_stale
 
 CANCEL_FILE = "cancel"
@@ -42,12 +42,13 @@ class Session:
     profile: str = ""
     measure: str = MEASURE
     floor: str = FLOOR
+    notes: str = ""  # which file of notes
     stop_asked: Callable[[], str | None] = lambda: None
     tick: Callable[[], Any] = lambda: None
     log: ProgressLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self.log = ProgressLog(self.run.path)
+        self.log = ProgressLog(self.run.path, self.notes)
 
     def execute(self) -> JobEnd:
         """Measure what is not stored yet. Afterwards no process of the run lives, and another may resume it."""
@@ -70,7 +71,7 @@ class Session:
     def _execute(self, results: list[UnitResult], stop_asked: Callable[[], str | None]) -> JobEnd:
         done = {(result.point_id, result.launch) for result in results}
         for item in self.plan.impossible:
-            self._give_up(item.point, item.status, item.reason, done)
+            self.give_up(item.point, item.status, item.reason, done)
         left = {p.backend for job in self.plan.jobs for p in job.points if self._is_left(p, done)}
         scratch = self.run.path / "jobs"
         scratch.mkdir(exist_ok=True)
@@ -82,10 +83,10 @@ class Session:
         for planned in self.plan.jobs:
             for point in planned.points:
                 if point.backend in unbuilt:
-                    self._give_up(point, Status.ERROR, unbuilt[point.backend], done, stage=Stage.START)
+                    self.give_up(point, Status.ERROR, unbuilt[point.backend], done, stage=Stage.START)
             if reason := stop_asked():
                 return JobEnd(end=End.CANCELLED, reason=reason)
-            job = self._job(planned, done, results)
+            job = self.job(planned, done, results)
             if job.turns:
                 end = self._run(job, budget, done, stop_asked)
                 if end.end is not End.DONE:
@@ -102,7 +103,7 @@ class Session:
                     job = replace(job, env=around.enter_context(mps_environment()))
                 except MpsRefused as error:
                     for point in job.points.values():
-                        self._give_up(point, Status.UNAVAILABLE, str(error), done)
+                        self.give_up(point, Status.UNAVAILABLE, str(error), done)
                     return JobEnd(end=End.DONE)
             if budget is not None:
                 return self._soak(job, budget, done, stop_asked)
@@ -118,7 +119,7 @@ class Session:
                 done |= done_units(self.run)
                 for point_id in turn.point_ids:
                     reason = f"not reached within the {budget.seconds:g} s of the soak; give it more, soak.seconds=N"
-                    self._give_up(job.points[point_id], Status.SKIPPED, reason, done)
+                    self.give_up(job.points[point_id], Status.SKIPPED, reason, done)
             elif end.end is not End.DONE:
                 return end
         return JobEnd(end=End.DONE)
@@ -132,11 +133,10 @@ class Session:
         left = [p.ep_size for p in tried for launch in launches if (p.point_id, launch) not in done]
         return TimeBudget(self.plan.soak.seconds, left)
 
-    def _job(self, planned: PlannedJob, done: set[tuple[str, int]], results: list[UnitResult]) -> Job:
-        sharing = "" if planned.sharing is Sharing.NONE else f"_{planned.sharing}"
-        name = f"{planned.domain}{sharing}_ep{planned.ep_size}"
+    def job(self, planned: PlannedJob, done: set[tuple[str, int]], results: list[UnitResult]) -> Job:
+        """What is left of a planned job, as its supervisors take it."""
         return Job(
-            name=name,
+            name=planned.name,
             run_dir=str(self.run.path),
             ep_size=planned.ep_size,
             domain=planned.domain,
@@ -149,10 +149,14 @@ class Session:
                 planned.points,
                 self.plan.timing.launches,
                 done=done,
-                floor=self.plan.soak is None and not _measured(read_floor(self.run), name),
+                # the floor is that of one domain
+                floor=self.plan.soak is None
+                and planned.scope is Scope.SCALE_UP
+                and not _measured(read_floor(self.run), planned.name),
             ),
             failed=_failed(results),
-            attempts=attempts(ProgressReader(self.run.path).read()),
+            attempts=attempts(ProgressReader(self.run.path, self.notes).read()),
+            notes=self.notes,
             fail_fast=self.fail_fast,
             profile=self.profile,
             measure=self.measure if self.plan.soak is None else SOAK,
@@ -162,7 +166,7 @@ class Session:
     def _is_left(self, point: Point, done: set[tuple[str, int]]) -> bool:
         return any((point.point_id, launch) not in done for launch in range(self.plan.timing.launches))
 
-    def _give_up(
+    def give_up(
         self, point: Point, status: Status, reason: str, done: set[tuple[str, int]], stage: Stage | None = None
     ) -> None:
         """Rows without a process, for every launch that has none."""
@@ -197,7 +201,7 @@ def start(plan: Plan) -> Session:
     run = create_run(
         plan.output_dir, plan.sweep, plan.to_json(), facts, allocation_id=environment_facts.allocation_id()
     )
-    return Session(run=run, plan=plan, context=_context(run, facts, run.allocation_id))
+    return Session(run=run, plan=plan, context=run_context(run, facts, run.allocation_id))
 
 
 def resume(path: Path) -> Session:
@@ -223,17 +227,16 @@ def resume(path: Path) -> Session:
         sessions = sum(note["event"] == "session" for note in ProgressReader(run.path).read())
         # rows of another session share no allocation with the first ones, and say so
         allocation = environment_facts.allocation_id() or f"{run.run_id}+{sessions}"
-        context = _context(run, facts, allocation)
-        _refuse_other_code_or_machine(run, context)
+        context = run_context(run, facts, allocation)
+        refuse_other_code_or_machine(read_units(run)[0], context, run.path)
         return Session(run=run, plan=plan, context=context)
     except BaseException:
         release(run.path)
         raise
 
 
-def _refuse_other_code_or_machine(run: RunDirectory, context: RunContext) -> None:
-    """One run, one meaning: its rows are compared with each other, so all come from the same code and machine."""
-    results, _ = read_units(run)
+def refuse_other_code_or_machine(results: list[UnitResult], context: RunContext, path: Path) -> None:
+    """Rows that are compared with each other come from the same code and machine. Raises `StoreError`."""
     stored = {record for result in results for record in result.records[:1]}
     problems = []
     if others := {r.measure_hash for r in stored} - {context.measure_hash}:
@@ -245,7 +248,7 @@ def _refuse_other_code_or_machine(run: RunDirectory, context: RunContext) -> Non
     if problems:
         shas = sorted({r.git_sha[:12] for r in stored if r.git_sha})
         back = f", or go back to commit {' or '.join(shas)}" if shas else ""
-        raise StoreError(f"cannot resume {run.path}: {'; '.join(problems)}. Start a new run with `epcross run`{back}")
+        raise StoreError(f"cannot resume {path}: {'; '.join(problems)}. Start a new run with `epcross run`{back}")
 
 
 def _short(hashes: set[str]) -> str:
@@ -263,7 +266,8 @@ def check_room(plan: Plan) -> None:
             )
 
 
-def _context(run: RunDirectory, facts: dict[str, Any], allocation_id: str) -> RunContext:
+def run_context(run: RunDirectory, facts: dict[str, Any], allocation_id: str) -> RunContext:
+    """What all rows of a session have in common. `facts` are of the machine that the ranks run on."""
     git = git_state()
     return RunContext(
         run_id=run.run_id,

@@ -27,7 +27,17 @@ from epcross.harness.running.rendezvous import Abort, Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.schedule import not_again
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
-from epcross.harness.running.watch import CANCELLED, FAIL_FAST, OUT_OF_TIME, Aborted, Ended, Said, Stopped, Watch
+from epcross.harness.running.watch import (
+    CANCELLED,
+    FAIL_FAST,
+    OUT_OF_TIME,
+    PREEMPTED,
+    Aborted,
+    Ended,
+    Said,
+    Stopped,
+    Watch,
+)
 from epcross.harness.terms import Flag, Stage, Status
 
 MEET_MARGIN_S = 30.0  # supervisors of a unit finish within its limits and this
@@ -37,8 +47,22 @@ SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
 LEAVE_S = 3.0
 STARTS_IN_A_ROW = 2  # failed starts after which a turn is given up
 
-EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_CANCELLED = 0, 1, 3, 4, 5, 130
-_EXITS = {CANCELLED: EXIT_CANCELLED, FAIL_FAST: EXIT_FAIL_FAST, OUT_OF_TIME: EXIT_OUT_OF_TIME, "error": EXIT_ERROR}
+EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_PREEMPTED, EXIT_CANCELLED = (
+    0,
+    1,
+    3,
+    4,
+    5,
+    6,
+    130,
+)
+_EXITS = {
+    CANCELLED: EXIT_CANCELLED,
+    FAIL_FAST: EXIT_FAIL_FAST,
+    OUT_OF_TIME: EXIT_OUT_OF_TIME,
+    PREEMPTED: EXIT_PREEMPTED,
+    "error": EXIT_ERROR,
+}
 
 
 class Supervisor:
@@ -46,10 +70,11 @@ class Supervisor:
 
     def __init__(self, job: Job, rank: int, address: Address, recorder: Recorder | None) -> None:
         self.job, self.rank, self.recorder = job, rank, recorder
-        self.place: RankPlace = place(rank, job.processes, job.domain)
+        seat = job.seat(rank)
+        self.place: RankPlace = place(seat.local_rank, seat.local_size, job.domain)
         if job.profile:
             self.place = replace(self.place, flags=(*self.place.flags, Flag.PROFILED))
-        self.watch = Watch(address, rank)
+        self.watch = Watch(address, rank, in_batch=job.in_batch)
         self.failed = dict(job.failed)
         self.unavailable: dict[str, Verdict] = {}
         self._child: Child | None = None
@@ -224,6 +249,7 @@ class Supervisor:
             "core": self.place.core,
             "gpu": self.place.gpu,
             "flags": [str(flag) for flag in self.place.flags],
+            "in_batch": self.job.in_batch,
             "rank": self.rank,
             "scope": self._scope,
             "shared_name": self._shared_name,
@@ -284,17 +310,19 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     """Run one rank of a job; the exit status says how it ended."""
     job_path, rank = Path(arguments[0]), int(arguments[1])
-    if len(arguments) > 2:
-        die_with_parent(int(arguments[2]), signal.SIGTERM)
-    adopt_orphans()  # so that nothing a worker leaves behind escapes
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the watch hears it: a scheduler may send it at any moment
     job = Job.read(job_path)
+    if len(arguments) > 2:
+        # in a batch job SIGTERM is the scheduler's word; the loss of a task has to be noticed as a loss
+        die_with_parent(int(arguments[2]), signal.SIGKILL if job.in_batch else signal.SIGTERM)
+    adopt_orphans()  # so that nothing a worker leaves behind escapes
     meeting_place = job_path.with_suffix(".address")
     server: StoreServer | None = None
     recorder: Recorder | None = None
     try:
         if rank == 0:
             recorder = Recorder(job)
-            server = StoreServer(token=new_token())
+            server = StoreServer(token=new_token(), host=job.listen)
             server.address.publish(meeting_place)
         address = Address.discover(meeting_place, RENDEZVOUS_LIMIT_S)
         Supervisor(job, rank, address, recorder).run()

@@ -16,8 +16,10 @@ from epcross.harness.running.rendezvous import REPLY_GRACE_S, Abort, Address, Sc
 CONTROL = "control"
 """The scope in which supervisors meet; aborting it ends the job."""
 
-CANCELLED, FAIL_FAST, OUT_OF_TIME = "cancelled", "fail_fast", "out_of_time"
+CANCELLED, FAIL_FAST, OUT_OF_TIME, PREEMPTED = "cancelled", "fail_fast", "out_of_time", "preempted"
 """Kinds of an abort of `CONTROL` that are no error."""
+
+_NO_ERROR = (CANCELLED, FAIL_FAST, OUT_OF_TIME, PREEMPTED)
 
 
 class Stopped(Exception):
@@ -53,11 +55,13 @@ Event = Said | Ended | Aborted
 class Watch:
     """One rank's seat at the store, and one place to wait for everything.
 
-    SIGTERM and SIGINT to this process end the job on all ranks.
+    SIGTERM and SIGINT to this process end the job on all ranks. `in_batch`, SIGTERM and SIGUSR2 are the scheduler's and
+    say that it is about to end this start of the job.
     """
 
-    def __init__(self, address: Address, rank: int) -> None:
+    def __init__(self, address: Address, rank: int, *, in_batch: bool = False) -> None:
         self.address = address
+        self._schedulers = (signal.SIGTERM, signal.SIGUSR2) if in_batch else ()
         self._control = StoreClient(address, CONTROL, rank)
         self._alarm = StoreClient(address, CONTROL)
         self._alarm.send_watch(CONTROL)
@@ -73,7 +77,7 @@ class Watch:
         self._signalled, write = socket.socketpair()
         write.setblocking(False)
         signal.set_wakeup_fd(write.detach())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in {signal.SIGTERM, signal.SIGINT, *self._schedulers}:
             signal.signal(number, _noted)
         return self._signalled
 
@@ -152,8 +156,10 @@ class Watch:
 
     def _check_stop(self, ready: list[Any]) -> None:
         if self._signalled in ready:
-            name = signal.Signals(self._signalled.recv(1)[0]).name
-            raise self.stop_all(CANCELLED, f"cancelled by {name}")
+            number = signal.Signals(self._signalled.recv(1)[0])
+            if number in self._schedulers:
+                raise self.stop_all(PREEMPTED, f"the scheduler ends this start of the job ({number.name})")
+            raise self.stop_all(CANCELLED, f"cancelled by {number.name}")
         if self._alarm in ready:
             try:
                 self._alarm.receive()
@@ -163,11 +169,7 @@ class Watch:
     def _stopped(self, error: GroupError) -> Stopped:
         if isinstance(error, ScopeAborted):
             rank = error.abort.rank
-            lost = (
-                ""
-                if rank is None or error.abort.kind in (CANCELLED, FAIL_FAST, OUT_OF_TIME)
-                else f"supervisor of rank {rank}: "
-            )
+            lost = "" if rank is None or error.abort.kind in _NO_ERROR else f"supervisor of rank {rank}: "
             return Stopped(error.abort.kind, lost + error.abort.reason)
         return Stopped("lost", f"the supervisor of rank 0 is lost: {error}")
 

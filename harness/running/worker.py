@@ -35,6 +35,9 @@ def main() -> None:
     # under a wrapper the parent is that wrapper, which the supervisor kills with us
     die_with_parent(hello["supervisor"] or os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
+    if hello.get("in_batch"):
+        for number in (signal.SIGTERM, signal.SIGUSR2):  # meant for the supervisor; a scheduler sends them to all
+            signal.signal(number, signal.SIG_IGN)
     flags = _bind(hello["core"])
 
     def send(**message: Any) -> None:

@@ -21,6 +21,9 @@ MEASURED_FOLDERS = (
 )
 """Folders whose every source can change a number: what is exchanged, by whom, how it is timed and checked."""
 
+UNMEASURED_FOLDERS = ("kernels/model",)
+"""Folders inside these that no measurement runs: the model of the protocols is checked, not measured."""
+
 MEASURED_FILES = ("harness/running/gpu_place.py", "harness/running/rank_place.py", "harness/running/worker.py")
 """Files besides: where a rank runs, and the process that calls the measurement."""
 
@@ -48,8 +51,11 @@ def measured_sources(kernels: Path | None = None, harness: Path | None = None) -
         top, _, rest = name.partition("/")
         folder = roots[top] / rest
         for path in folder.rglob("*"):
+            inside = f"{name}/{path.relative_to(folder).as_posix()}"
+            if inside.startswith(tuple(f"{left_out}/" for left_out in UNMEASURED_FOLDERS)):
+                continue
             if path.suffix in _SOURCE_SUFFIXES and path.is_file():
-                found[f"{name}/{path.relative_to(folder).as_posix()}"] = path
+                found[inside] = path
     for name in MEASURED_FILES:
         top, _, rest = name.partition("/")
         if (roots[top] / rest).is_file():

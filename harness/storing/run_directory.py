@@ -19,6 +19,7 @@ import platform
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ _HEADER = {
     "sweep": str,
     "allocation_id": str,
 }
+_LOCK_LIMIT_S = 10.0  # for a file of a few hundred bytes
 _SUFFIX_ATTEMPTS = 64  # of 65,536 suffixes: exhausted only if something else is wrong
 
 
@@ -158,6 +160,31 @@ def write_floor(run: RunDirectory, floor: Mapping[str, Any]) -> None:
         raise StoreError(f"cannot write {run.path / 'floor.json'}: {error.strerror}; the floor is lost") from error
 
 
+def add_floor(run: RunDirectory, name: str, entry: Mapping[str, Any]) -> None:
+    """Store the floor of one job beside those of the others, which may be stored at the same time from other nodes.
+
+    Raises:
+        StoreError: it cannot be written, or the stored floor is damaged.
+    """
+    try:
+        with _lock_file(run.path / "floor.lock"):
+            write_floor(run, {**(read_floor(run) or {}), name: entry})
+    except OSError as error:
+        raise StoreError(f"cannot write {run.path / 'floor.json'}: {error.strerror}; the floor is lost") from error
+
+
+def replace_environment(run: RunDirectory, environment: Mapping[str, Any]) -> None:
+    """Store where the ranks run, when that is known only after the run was created elsewhere.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        write_whole(run.path / "environment.json", seal(environment, indent=1))
+    except OSError as error:
+        raise StoreError(f"cannot write {run.path / 'environment.json'}: {error.strerror}") from error
+
+
 def read_floor(run: RunDirectory) -> dict[str, Any] | None:
     """The stored floor; None if none was measured.
 
@@ -267,6 +294,24 @@ def _folder_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _lock_file(path: Path) -> Iterator[None]:
+    """Held by whoever makes the file, on any disk, from any node; one left by the dead is taken over after a while."""
+    deadline = time.monotonic() + _LOCK_LIMIT_S
+    while True:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            break
+        except FileExistsError:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _make_exclusive(output_dir: Path, stem: str) -> Path:

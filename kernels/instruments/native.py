@@ -18,7 +18,7 @@ _POINTER, _I32, _I64, _U64 = "<u8", "<i4", "<i8", "<u8"
 
 _SIGNATURES: dict[str, tuple[int, tuple[str, ...]]] = {
     # threads, arguments; as in csrc
-    "line_up": (MAX_PROCESSES, (_POINTER, _I32, _I32, _I64, _U64, _U64, _POINTER, _POINTER, _POINTER)),
+    "line_up": (MAX_PROCESSES, (_POINTER, _I32, _I32, _POINTER, _U64, _U64, _POINTER, _POINTER, _POINTER)),
     "stamp": (1, (_POINTER,)),
     "hold": (1, (_U64,)),
     "empty": (128, ()),

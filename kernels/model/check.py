@@ -97,15 +97,15 @@ def check_all(runs: tuple[Run, ...], cores: int = CORES) -> list[Outcome]:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """One line a run, 78 columns; what failed is said below."""
-    lines = [f"{'protocol':9}{'run':24}{'size':10}{'states':>10}{'transitions':>13}{'MB':>6}{'s':>6}"]
+    """One line a run, 87 columns; what failed is said below."""
+    lines = [f"{'protocol':13}{'run':29}{'size':10}{'states':>10}{'transitions':>13}{'MB':>6}{'s':>6}"]
     for o in outcomes:
         lines.append(
-            f"{o.run.protocol:9}{o.run.name:24}{o.run.size:10}{o.states:>10,}{o.transitions:>13,}"
+            f"{o.run.protocol:13}{o.run.name:29}{o.run.size:10}{o.states:>10,}{o.transitions:>13,}"
             f"{o.memory_mb:>6.0f}{o.seconds:>6.0f}"
         )
         if o.run.expects is not Verdict.HOLDS:
-            lines.append(f"{'':9}found: {o.verdict}")
+            lines.append(f"{'':13}found: {o.verdict}")
     wrong = [o for o in outcomes if not o.expected]
     lines += [f"! {o.run.protocol}, {o.run.name}: expected: {o.run.expects}; is: {o.verdict}" for o in wrong]
     lines.append("sizes: ranks x tokens x rounds; a fault's search goes on for a shorter trace, so it revisits states")

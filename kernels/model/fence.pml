@@ -15,9 +15,9 @@
 #define OWNER_OF(a) ((a) / (PAIR_WORDS * (RANKS - 1)))
 #define QUIET(r, a) 0 /* peers read flags, rows and partials alike */
 #ifdef NO_RELEASE
-#define IS_RELEASE(a) 0
+#define AFTER(r, i, j) 0
 #else
-#define IS_RELEASE(a) ((a) % PAIR_WORDS < 2)
+#define AFTER(r, i, j) (buffer[r].address[i] % PAIR_WORDS < 2) /* flags wait for all */
 #endif
 #ifndef ENTRIES
 #define ENTRIES (2 * (RANKS - 1) * PAIR_WORDS)

@@ -2,7 +2,7 @@
  *
  * A store enters its rank's buffer and reaches memory at any later time, in any order, with three exceptions:
  *   - stores of one rank to one word arrive in program order (coherence),
- *   - a release store arrives after everything before it,
+ *   - a release store arrives after what it releases: AFTER says whether entry i waits for j, which is ahead of it,
  *   - nothing behind a release fence arrives before everything ahead of it.
  * The owner of a word sees its own last store to it until that has arrived.
  *
@@ -11,7 +11,7 @@
  * when the release fence behind them has nothing else ahead of it.
  *
  * Whoever includes this defines WORDS and ENTRIES (stores under way at most, fences included), OWNER_OF(a),
- * QUIET(r, a), IS_RELEASE(a) (a word that is stored with release), and `arriving(r, a, v)`: what must hold when rank
+ * QUIET(r, a), AFTER(r, i, j), and `arriving(r, a, v)`: what must hold when rank
  * r's value v reaches word a. Names that end in _ are scratch of one d_step: written before they are read, no part of a state.
  */
 #define CHOICES 24 /* of them, ahead of the first fence */
@@ -32,6 +32,13 @@ hidden byte i_, j_, at_, what_;
 hidden byte clear_;
 
 inline put(r, a, v) {
+#ifdef ALONE /* no two stores to one word of a peer are under way at once */
+    i_ = 0;
+    do
+    :: i_ < buffer[r].n -> assert(a == FENCE || OWNER_OF(a) == r || buffer[r].address[i_] != a); i_++
+    :: else -> break
+    od;
+#endif
     assert(buffer[r].n < ENTRIES);
     buffer[r].address[buffer[r].n] = a;
     buffer[r].value[buffer[r].n] = v;
@@ -64,10 +71,10 @@ inline refresh(r) {
     i_ = 0;
     do
     :: i_ < buffer[r].n && buffer[r].address[i_] != FENCE ->
-        clear_ = !QUIET(r, buffer[r].address[i_]) && (i_ == 0 || !IS_RELEASE(buffer[r].address[i_]));
+        clear_ = !QUIET(r, buffer[r].address[i_]);
         j_ = 0;
         do
-        :: j_ < i_ && clear_ -> clear_ = buffer[r].address[j_] != buffer[r].address[i_]; j_++
+        :: j_ < i_ && clear_ -> clear_ = buffer[r].address[j_] != buffer[r].address[i_] && !AFTER(r, i_, j_); j_++
         :: else -> break
         od;
         if

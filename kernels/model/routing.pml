@@ -60,6 +60,13 @@ byte scenario;
 #define TO(n, s, t) (goes[((scenario * ROUNDS + (n)) * RANKS + (s)) * TOKENS + (t)])
 #define SENDS(n, s, t, d) ((TO(n, s, t) >> (d)) & 1)
 
+/* Tokens that s has in round n: those up to its last that goes anywhere. */
+#if TOKENS == 2
+#define HAS(n, s) (TO(n, s, 1) != 0 -> 2 : (TO(n, s, 0) != 0 -> 1 : 0))
+#else
+#define HAS(n, s) (TO(n, s, 0) != 0 -> 1 : 0)
+#endif
+
 /* Rows that s sends to d in round n, and the token in a slot: slots are numbered in token order. */
 #if TOKENS == 2
 #define COUNT(n, s, d) (SENDS(n, s, 0, d) + SENDS(n, s, 1, d))

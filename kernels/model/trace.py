@@ -1,6 +1,7 @@
 """The checker's replay of an error, in words."""
 
 import re
+from dataclasses import dataclass
 
 from epcross.kernels.model.runs import Run, Verdict
 
@@ -22,6 +23,8 @@ def verdict(replay: str) -> Verdict:
     found = re.search(r"assertion violated \(?(\S*)", replay)
     if found is None:
         return Verdict.STUCK
+    if ".address[i_]!=" in found[1]:
+        return Verdict.TWICE
     for sign, meaning in (
         ("mem[at_]==", Verdict.LOST),
         ("begun[", Verdict.AHEAD),
@@ -39,31 +42,64 @@ def readable(run: Run, replay: str) -> str:
     for step, numbers in re.findall(r"@(\w+)((?: -?\d+)+)", replay):
         values = [int(number) for number in numbers.split()]
         if step == "arrive":
-            lines.append(f"  memory: {_word(run, values[1])} <- {_value(run, values[2])}, stored by rank {values[0]}")
+            kind, name = _word(run, values[1])
+            lines.append(f"  memory: {name} <- {_value(run, kind, values[2])}, stored by rank {values[0]}")
         else:
             lines.append("  " + STEPS[step].format(*values))
     return "\n".join([*lines, "", f"{verdict(replay)}.", ""])
 
 
-def _word(run: Run, address: int) -> str:
-    """Name of a word; the arithmetic of COUNT_AT, FLAG_AT and SLOT_AT."""
-    fence = run.protocol == "fence"
-    head, slot_words = (2, run.payload + 2) if fence else (1, run.payload + 3)
-    pair_words = head + run.tokens * slot_words
-    pair, part = divmod(address, pair_words)
-    pair, landing_set = (pair, 0) if fence else divmod(pair, 2)
-    owner, place = divmod(pair, run.ranks - 1)
-    peer = (owner + 1 + place) % run.ranks
-    where = f"of rank {peer} at rank {owner}" + ("" if fence else f", set {landing_set}")
-    if part < head:
-        return (("dispatch flag", "combine flag")[part] if fence else "count") + f" {where}"
-    slot, word = divmod(part - head, slot_words)
-    rest = ("header", "partial") if fence else ("header", "bitmap", "partial")
-    name = f"payload {word}" if word < run.payload else rest[word - run.payload]
-    return f"{name} {where}, slot {slot}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """The words of one owner and peer, as the models place them: sets of words and slots, then words of no set."""
+
+    before: tuple[str, ...] = ()  # of each set
+    slot: tuple[str, ...]  # behind the payload words
+    sets: int
+    after: tuple[str, ...] = ()
 
 
-def _value(run: Run, value: int) -> str:
-    if run.protocol == "fence":
-        return f"value {value}"
-    return {255: "armed", 254: "the sentinel's bits, restored"}.get(value, f"value {value}")
+def _pair(run: Run) -> _Pair:
+    tokens = range(run.tokens)
+    match run.protocol:
+        case "fence":
+            return _Pair(before=("dispatch flag", "combine flag"), slot=("header", "partial"), sets=1)
+        case "sentinel":
+            return _Pair(before=("count",), slot=("header", "bitmap", "partial"), sets=2)
+        case "fence_gpu":
+            flags = tuple(f"flag of block {block}" for block in tokens)
+            return _Pair(before=(*flags, "combine flag"), slot=("header", "partial"), sets=1)
+        case _:
+            return _Pair(slot=("header", "bitmap"), sets=2, after=tuple(f"return of token {token}" for token in tokens))
+
+
+def _word(run: Run, address: int) -> tuple[str, str]:
+    """Kind of a word, and its full name."""
+    pair = _pair(run)
+    slot_words = run.payload + len(pair.slot)
+    set_words = run.tokens * slot_words + len(pair.before)
+    number, part = divmod(address, pair.sets * set_words + len(pair.after))
+    owner, place = divmod(number, run.ranks - 1)
+    where = f"of rank {(owner + 1 + place) % run.ranks} at rank {owner}"
+    if part >= pair.sets * set_words:
+        return "return", f"{pair.after[part - pair.sets * set_words]} {where}"
+    landing_set, part = divmod(part, set_words)
+    if pair.sets > 1:
+        where += f", set {landing_set}"
+    if part < len(pair.before):
+        return "flag", f"{pair.before[part]} {where}"
+    slot, word = divmod(part - len(pair.before), slot_words)
+    kind = "payload" if word < run.payload else pair.slot[word - run.payload]
+    return kind, f"{kind}{f' {word}' if kind == 'payload' else ''} {where}, slot {slot}"
+
+
+def _value(run: Run, kind: str, value: int) -> str:
+    known = {255: "armed", 254: "the sentinel's bits, restored"} if run.protocol.startswith("sentinel") else {}
+    if run.protocol.endswith("_gpu"):
+        known |= {30 + n: "the escape word" for n in range(run.rounds)} if kind == "payload" and known else {}
+        if kind == "header" and value:
+            epoch, rest = divmod(value - 1, 6)
+            return f"epoch {epoch}, {rest // 2} token(s), {'this one too' if rest % 2 else 'not this one'}"
+        if kind == "flag" and value:
+            return f"epoch {(value - 1) // 3}, {(value - 1) % 3} flag(s)"
+    return known.get(value, f"value {value}")

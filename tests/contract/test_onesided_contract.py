@@ -42,8 +42,7 @@ def shared(point, sharing=Sharing.ONE_LAUNCH):
     return replace(point, domain=Domain.SHARED_GPU, sharing=sharing)
 
 
-@pytest.mark.parametrize("kind", [OneSidedFence, OneSidedSentinel])
-@pytest.mark.parametrize("ep_size", [1, 3])
+@pytest.mark.parametrize(("kind", "ep_size"), [(OneSidedFence, 1), (OneSidedSentinel, 3)])
 def test_the_contract(kind, ep_size):
     found = {}
     for case in cases(ep_size, kind.name):

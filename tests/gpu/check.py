@@ -12,8 +12,10 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     one_launch  sweeps/onesided_h200.yaml        EP 2 and 8, steady          about 7 minutes
     wide        sweeps/onesided_h200_wide.yaml   EP 16, 32 and 64, steady    about 7 minutes
     entry       sweeps/onesided_h200_entry.yaml  entry and spans             about 4 minutes
-    processes   sweeps/onesided_mps.yaml         one process for each rank, under MPS
-    nvlink      sweeps/onesided_nvlink.yaml      two GPUs
+    mps_smoke   one process for each rank, under MPS: both protocols, every regime; the contract
+    processes   sweeps/onesided_mps.yaml         under MPS                   about 5 minutes
+    two_smoke   two GPUs: both protocols, every regime; the contract
+    nvlink      sweeps/onesided_nvlink.yaml      two GPUs                    about 5 minutes
     peers       sweeps/baselines_smoke.yaml      every exchange once, two GPUs                about 6 minutes
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
@@ -64,6 +66,12 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
     def sweep(name: str, *words: str) -> list[str]:
         return [*epcross, "run", f"sweep={name}", *words, runs]
 
+    def smoke(device: str) -> list[list[str]]:
+        names = ("onesided_fence", "onesided_sentinel")
+        regimes = "regime=steady,entry,spans"
+        run = [*sweep("onesided_smoke"), f"device={device}", "ep_size=2", "tokens_per_rank=1,8,128", regimes]
+        return [run, *([*epcross, "check", f"backend={name}", "ep_size=2", f"device={device}"] for name in names)]
+
     return {
         "facts": [
             ["nvidia-smi"],
@@ -82,7 +90,9 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "one_launch": [sweep("onesided_h200")],
         "wide": [sweep("onesided_h200_wide")],
         "entry": [sweep("onesided_h200_entry")],
+        "mps_smoke": smoke("cuda_processes"),
         "processes": [sweep("onesided_mps")],
+        "two_smoke": smoke("cuda"),
         "nvlink": [sweep("onesided_nvlink")],
         "peers": [[*epcross, "backends"], sweep("baselines_smoke", "timing.wall_limit_s=100")],
         "peers_check": [[*epcross, "check", f"backend={name}", "ep_size=2", "device=cuda"] for name in PEERS],

@@ -65,7 +65,7 @@ def test_a_unit_of_every_regime_is_right(backend_class, regime):
 
 
 @pytest.mark.parametrize("backend_class", BACKENDS, ids=lambda c: c.name)
-@pytest.mark.parametrize("ep_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("ep_size", [1, 4])
 def test_the_contract(backend_class, ep_size):
     found = {}
     for case in cases(ep_size, backend_class.name):
@@ -108,12 +108,11 @@ def test_memory_comes_back_after_a_unit(backend_class):
     point = shared(small_point((64,) * 8, experts=64, top_k=8, hidden=7168))
     measure(backend_class, point)
     torch.cuda.empty_cache()
-    before, _ = torch.cuda.mem_get_info()
+    before = torch.cuda.memory_reserved()  # of this process: others may use the GPU meanwhile
     for _ in range(3):
         measure(backend_class, point)
     torch.cuda.empty_cache()
-    after, _ = torch.cuda.mem_get_info()
-    assert before - after < 64 << 20
+    assert torch.cuda.memory_reserved() - before < 64 << 20
 
 
 def test_what_does_not_fit_is_unsupported_with_both_sizes():

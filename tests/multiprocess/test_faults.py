@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from _spawn import TIMING, config, finish, job, left_overs, new_run, point
+from _spawn import EVERY_RANK, TIMING, config, finish, job, left_overs, new_run, point
 from epcross.harness.record import UnitResult
 from epcross.harness.running.launch import End
 from epcross.harness.running.progress import ProgressReader
 from epcross.harness.running.schedule import turns
 from epcross.harness.storing.run_directory import RunDirectory, read_floor
 from epcross.harness.storing.store import missing_rows, read_units
-from epcross.harness.terms import Stage, Status
+from epcross.harness.terms import Domain, Sharing, Stage, Status
+
+
+def gpu_count() -> int:
+    return len([entry for entry in Path("/dev").glob("nvidia*") if entry.name.removeprefix("nvidia").isdigit()])
 
 
 @pytest.fixture
@@ -74,6 +78,32 @@ def test_a_fault_costs_one_unit(run: RunDirectory, fault: str, stage: str, rank:
     assert again.reason is not None
     assert again.reason.startswith(f"not tried again: in launch 0 rank {rank} failed in {stage}: {WORDS[fault]}")
     assert left_overs(run) == []
+
+
+def test_what_does_not_fit_on_any_rank_is_unsupported_and_costs_no_worker(run: RunDirectory) -> None:
+    points = [point(1), point(2, fault="does_not_fit", stage="prepare", rank=EVERY_RANK), point(3)]
+    end, _ = finish(job(run, points, timing=replace(TIMING, wall_limit_s=20.0)))
+    assert end.end is End.DONE
+    ok, refused = {Status.OK}, {Status.UNSUPPORTED}
+    assert statuses(run) == {(1, 0): ok, (2, 0): refused, (3, 0): ok, (1, 1): ok, (2, 1): ok, (3, 1): ok}
+    (reason,) = {record.reason for record in stored(run)[2, 0].records}
+    assert reason == "the workspace takes 2 bytes and 1 byte is free: lower max_tokens_per_rank"
+
+
+def test_ranks_of_one_launch_are_one_process(run: RunDirectory) -> None:
+    shared = replace(point(1, ep_size=4), domain=Domain.SHARED_GPU, sharing=Sharing.ONE_LAUNCH)
+    made = replace(job(run, [shared]), domain=Domain.SHARED_GPU, sharing=Sharing.ONE_LAUNCH)
+    end, _ = finish(made)
+    assert end.end is End.DONE
+    assert len(list(run.logs.glob("*.supervisor.rank*.log"))) == 1
+    found = statuses(run)
+    if gpu_count():
+        assert found == {(1, 0): {Status.OK}, (1, 1): {Status.OK}}
+    else:  # the worker asks for a GPU before it does anything else
+        assert found == {(1, 0): {Status.UNAVAILABLE}, (1, 1): {Status.UNAVAILABLE}}
+        reasons = {record.reason for unit in stored(run).values() for record in unit.records}
+        assert len(reasons) == 1
+        assert "torch" in str(reasons)
 
 
 def test_a_backend_that_cannot_start_is_given_up_after_two_tries(run: RunDirectory) -> None:

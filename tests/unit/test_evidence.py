@@ -80,7 +80,7 @@ def test_a_page_says_what_the_rows_say(root: Path, tmp_path: Path) -> None:
     assert "n = 8 repeats (launches x seeds x chains: 2 x 2 x 2); fewer than 5 launches" in page
     assert "On <!-- evidence: quickstart.machine -->Some CPU (x86_64, 2 cores)<!-- /evidence -->" in page
     assert "128 rows: 128 ok" in page
-    assert "at EP 2 a flag crosses in 0.05 us, every rank copies 26 GB/s, and an empty pair costs 0.2 us" in page
+    assert "at EP 2 a flag crosses in 0.05 us, all ranks together copy 26 GB/s, and an empty pair costs 0.2 us" in page
     assert "in <!-- evidence: quickstart.wall -->32 s<!-- /evidence -->" in page
     assert f"[{run.name}](../results/measured/{run.name})" in (root / "docs" / "more.md").read_text()
     assert evidence.stale(root) == []

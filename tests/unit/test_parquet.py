@@ -1,14 +1,17 @@
 import time
 import warnings
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness.errors import StoreError
-from epcross.harness.record import COLUMNS, Samples, UnitResult
+from epcross.harness.record import COLUMNS, Record, Samples, UnitResult
 from epcross.harness.storing.parquet import rows_table, samples_table, write_tables
 from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import (
@@ -122,3 +125,22 @@ def test_nothing_warns_on_the_usual_way(run: RunDirectory):
         warnings.simplefilter("error")
         load_rows([run.path, run.path])
         load_samples([run.path, run.path])
+
+
+def test_tables_of_the_first_schema_have_nulls_in_later_columns(run: RunDirectory, tmp_path: Path):
+    write_unit(run, make_unit(make_point()))
+    rows, samples = compact(run)
+    table = pq.read_table(rows)
+    later = [column.name for column in fields(Record) if column.metadata["since"] > 1]
+    assert later
+    version = table.schema.get_field_index("schema_version")
+    old = table.set_column(version, table.schema.field(version), pa.array([1] * len(table), pa.int64())).drop(later)
+    (tmp_path / "old").mkdir()
+    write_tables(tmp_path / "old", old, pq.read_table(samples))
+    frame = load_rows(tmp_path / "old")
+    assert tuple(frame.columns) == COLUMNS
+    assert frame[later].isna().all(axis=None)
+    # a table of this schema that lacks them is damaged
+    write_tables(tmp_path / "old", table.drop(later), pq.read_table(samples))
+    with pytest.raises(StoreError, match="has other columns than this epcross"):
+        load_rows(tmp_path / "old")

@@ -41,10 +41,36 @@ def test_each_measured_source_counts(tree: Path):
 
 def test_what_cannot_change_a_number_does_not_count(tree: Path):
     before = hash_of(tree)
-    for name in ("harness/cli.py", "kernels/README.md", "kernels/__pycache__/x.pyc", "kernels/shm/_shm.abi3.so"):
+    for name in (
+        "harness/cli.py",
+        "kernels/README.md",
+        "kernels/__pycache__/x.pyc",
+        "kernels/shm/_shm.abi3.so",
+        "kernels/shm/README.md",
+        "kernels/model/README.md",
+        "kernels/model/check.py",
+        "kernels/model/fence.pml",
+        "kernels/model/traces/fault.txt",
+    ):
         (tree / name).parent.mkdir(exist_ok=True)
         (tree / name).write_text("x")
     assert hash_of(tree) == before
+
+
+def test_only_the_folder_itself_is_left_out(tree: Path):
+    before = hash_of(tree)
+    (tree / "kernels" / "model.py").write_text("")
+    beside = hash_of(tree)
+    (tree / "kernels" / "models").mkdir()
+    (tree / "kernels" / "models" / "check.py").write_text("")
+    assert len({before, beside, hash_of(tree)}) == 3
+
+
+def test_the_model_of_this_package_is_left_out():
+    sources = measured_sources()
+    assert (REPO / "kernels" / "model" / "check.py").is_file()
+    assert not any(name.startswith("kernels/model/") for name in sources)
+    assert {"kernels/onesided/csrc/send.cuh", "kernels/shm/csrc/sentinel.hpp", "kernels/formats.py"} <= set(sources)
 
 
 def test_a_file_swallowed_by_the_one_before_it_is_another_hash(tree: Path):

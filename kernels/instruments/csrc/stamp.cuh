@@ -42,9 +42,9 @@ __device__ __forceinline__ u64 wait_above(const u64* at, u64 below, u64 limit_ns
 //     all     wait for a new start;  spin until own clock says start + offset;  stamp
 //
 // One block of at least `size` threads. `state` is private to the rank: rounds so far, last start.
-// offset_ns: this GPU's clock minus that of rank 0's.
-extern "C" __global__ void line_up(u64* const* pads, int rank, int size, i64 offset_ns, u64 margin_ns, u64 limit_ns,
-                                   u64* state, u64* expired, u64* out) {
+// offset_ns: this GPU's clock minus that of rank 0's; in memory, since clocks drift while a captured graph stays.
+extern "C" __global__ void line_up(u64* const* pads, int rank, int size, const i64* offset_ns, u64 margin_ns,
+                                   u64 limit_ns, u64* state, u64* expired, u64* out) {
     if (size == 1) {
         if (threadIdx.x == 0) *out = global_timer_ns();
         return;
@@ -73,7 +73,7 @@ extern "C" __global__ void line_up(u64* const* pads, int rank, int size, i64 off
             store_word(expired, 1);
             return;
         }
-        const u64 own = told + offset_ns;
+        const u64 own = told + *offset_ns;
         u64 now = global_timer_ns();
         while (now < own) now = global_timer_ns();
         state[0] = round;

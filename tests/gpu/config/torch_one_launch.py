@@ -76,13 +76,11 @@ class TorchOneLaunch(GpuBackend):
                 getattr(self, name)[set_index, rank, :count] = given
 
     def dispatch(self, set_index: int) -> None:
-        torch = self.torch
         places = self.slot_rank[self.ids[set_index].long()]  # [ep, T, top_k]
         for rank in range(self.ep):
             self.present[rank] = (places == rank).any(dim=2)
         self.landed.copy_(self.rows[set_index].expand_as(self.landed))
         self.landed_scales.copy_(self.scales[set_index].expand_as(self.landed_scales))
-        del torch
 
     def received_ranks(self, set_index: int) -> list[DeviceReceived]:
         torch, found = self.torch, []

@@ -1,0 +1,71 @@
+"""`epcross cancel` of a run on Slurm: ask the ranks, tell Slurm, wait for both."""
+
+import subprocess
+import time
+
+import click
+
+from epcross.harness.errors import EpcrossError, StoreError
+from epcross.harness.running.session import CANCEL_FILE
+from epcross.harness.slurm.state import ALIVE, ASK_LIMIT_S, PENDING, JobState, ask
+from epcross.harness.slurm.submit import read_jobs
+from epcross.harness.storing.run_directory import RunDirectory
+
+ORDERLY_S = 5.0
+"""For running ranks to end by themselves; then Slurm ends them."""
+
+POLL_S = 0.5
+
+
+def cancel(run: RunDirectory, wait_s: float) -> int:
+    """End every job of the run. What is stored stays.
+
+    Raises:
+        EpcrossError: Slurm cannot be asked or told.
+    """
+    ids = [job.job_id for job in read_jobs(run)]
+    alive = _alive(ids)
+    if not alive:
+        click.echo(f"{run.path} has no job in the queue; nothing to cancel.")
+        return 0
+    try:
+        (run.path / CANCEL_FILE).touch()  # running ranks see it, and end in good order
+    except OSError as error:
+        raise StoreError(f"cannot ask {run.path} to end: {error.strerror}; make the folder writable") from error
+    _scancel([job_id for job_id, state in alive.items() if state.word in PENDING])
+    begin = time.monotonic()
+    told = False
+    while alive := _alive(ids):
+        waited_s = time.monotonic() - begin
+        if not told and waited_s > min(ORDERLY_S, wait_s):
+            _scancel(list(alive))
+            told = True
+        if waited_s > wait_s and told:
+            words = ", ".join(f"{job_id} is {state.word}" for job_id, state in alive.items())
+            click.echo(f"{run.path} was cancelled, and Slurm has not ended its jobs yet: {words}.", err=True)
+            return 1
+        time.sleep(POLL_S)
+    click.echo(f"{run.path} has ended. Go on with: epcross run --resume {run.path}")
+    return 0
+
+
+def _alive(ids: list[str]) -> dict[str, JobState]:
+    return {job_id: state for job_id, state in ask(ids).items() if state.word in ALIVE}
+
+
+def _scancel(ids: list[str]) -> None:
+    if not ids:
+        return
+    try:
+        result = subprocess.run(
+            ["scancel", *ids],
+            capture_output=True,
+            text=True,
+            timeout=ASK_LIMIT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EpcrossError(f"scancel gives no answer ({error}); cancel jobs {' '.join(ids)} on a login host") from error
+    if result.returncode and "Invalid job id" not in result.stderr:
+        raise EpcrossError(f"scancel {' '.join(ids)}: {' '.join(result.stderr.split())}")

@@ -1,0 +1,205 @@
+"""Runs on a real Slurm: submitted, followed, cut short, resumed. Every planned row is there once in the end."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from _cluster import until
+from _shell import HERE, Shell
+
+SMALL = ("sweep=grid",)
+FENCE = SMALL
+TWO_NODES = (*SMALL, "backend=spanning", "ep_size=4", "scope=scale_out", "timing.launches=2")
+SLOW = (*TWO_NODES, "tokens_per_rank=range(1,5)", "backend.options.sleep_s=1.0")
+
+
+def test_a_run_is_submitted_followed_and_whole(shell: Shell) -> None:
+    run = shell.submit("sweep=smoke", "model=tiny")
+    assert run.jobs.keys() == {"cpu_ep2"}
+    status = run.wait("finished")
+    (job,) = status["jobs"]
+    assert (
+        job["units"]
+        == job["planned_units"]
+        == status["planned_units"]
+        == len(run.notes("cpu_ep2")) - len([note for note in run.notes("cpu_ep2") if note["event"] != "unit"])
+    )
+    assert job["starts"] == 1
+    run.check_rows()
+    records = [record for unit in run.results() for record in unit.records]
+    assert {record.allocation_id for record in records} == {f"slurm-{run.job_id}"}
+    assert (run.path / "floor.json").exists()
+    assert shell("cancel", str(run.path)) == f"{run.path} has no job in the queue; nothing to cancel.\n"
+    again = json.loads(shell("run", "--resume", str(run.path), "--json"))
+    assert again["jobs"] == {}
+    assert shell("report", str(run.path)).strip().endswith(".html")
+
+
+def test_ranks_meet_across_nodes_and_the_map_is_recorded(shell: Shell) -> None:
+    run = shell.submit(*TWO_NODES, "tokens_per_rank=3")
+    until(lambda: run.notes("cpu_scale_out_ep4"), 60)
+    run.wait("finished")
+    run.check_rows()
+    seats = run.directory.environment["slurm"]["seats"]
+    assert [(seat["rank"], seat["local_rank"], seat["local_size"]) for seat in seats] == [
+        (0, 0, 2),
+        (1, 1, 2),
+        (2, 0, 2),
+        (3, 1, 2),
+    ]
+    nodes = [seat["node"] for seat in seats]
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    assert set(nodes) <= set(shell.cluster.nodes)
+    assert {record.scope for unit in run.results() for record in unit.records} == {"scale_out"}
+
+
+def test_gloo_is_measured_across_nodes(shell: Shell) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: make torch")
+    run = shell.submit(*SMALL, "backend=gloo", "ep_size=2", "scope=scale_out", "tokens_per_rank=2")
+    run.wait("finished")
+    run.check_rows()
+
+
+def test_many_points_become_arrays_within_the_site_s_limit(shell: Shell) -> None:
+    words = (*SMALL, "backend=shm_fence,shm_sentinel", "tokens_per_rank=range(1,6)")
+    run = shell.submit(*words, "launcher.points_per_job=2", "cluster.max_array_size=3")
+    ids = list(run.jobs.values())
+    assert [job_id.partition("_")[2] for job_id in ids] == ["0", "1", "2", "0", "1"]
+    assert len({job_id.partition("_")[0] for job_id in ids}) == 2
+    run.wait("finished")
+    run.check_rows()
+    by_point: dict[int, set[str]] = {}
+    for unit in run.results():
+        for record in unit.records:
+            by_point.setdefault(record.tokens_per_rank, set()).add(record.allocation_id)
+    assert {len(allocations) for allocations in by_point.values()} == {1}  # both backends of a point share it
+    floor = json.loads((run.path / "floor.json").read_text())["content"]
+    assert list(floor) == ["cpu_ep2"]
+
+
+def test_two_hundred_points_killed_twice_leave_one_row_each(shell: Shell) -> None:
+    run = shell.submit(*FENCE, "tokens_per_rank=range(1,201)", "timing.chain_ms=1.0")
+    stored = 0
+    for _ in range(2):
+        stored = until(lambda least=stored + 20: n if (n := run.units()) > least else 0, 60)
+        assert stored < 180, "too fast to be killed in the middle"
+        run.kill()
+        until(lambda: run.slurm_says("JobState") != "RUNNING", 30)
+    status = run.wait("finished", limit_s=120)
+    assert status["units"] == 200
+    assert status["jobs"][0]["starts"] == 3
+    run.check_rows()
+    records = [record for unit in run.results() for record in unit.records]
+    assert {record.allocation_id for record in records} == {f"slurm-{run.job_id}{tail}" for tail in ("", "+1", "+2")}
+    # the unit in flight was begun again, and says so
+    retried = [record for record in records if record.attempt]
+    assert 0 < len(retried) <= 2
+    assert all("retried" in record.flags.split() for record in retried)
+
+
+def test_submitit_s_checkpoint_requeues_and_the_run_goes_on(shell: Shell) -> None:
+    """What a time limit or a preemption does: SIGUSR2 to every process of the job."""
+    run = shell.submit(*SLOW)
+    until(lambda: run.units() >= 2, 60)
+    shell.cluster.command("scancel", "--signal=USR2", run.job_id)
+    run.wait("pending", limit_s=30)
+    status = run.wait("finished", limit_s=90)
+    assert status["jobs"][0]["starts"] == 2
+    run.check_rows()
+    stopped = [note for note in run.notes("cpu_scale_out_ep4") if note["event"] == "stopped"]
+    assert {note["kind"] for note in stopped} <= {"preempted"}  # a note that Slurm may cut off
+
+
+def test_cancel_and_resume(shell: Shell) -> None:
+    run = shell.submit(*SLOW)
+    until(lambda: run.units() >= 1, 60)
+    refused = shell("run", "--resume", str(run.path), code=1)
+    assert f"its job {run.job_id} is RUNNING. Wait for it" in refused
+    begin = time.monotonic()
+    told = shell("cancel", str(run.path))
+    assert time.monotonic() - begin < 20
+    assert told == f"{run.path} has ended. Go on with: epcross run --resume {run.path}\n"
+    status = run.status()
+    assert status["state"] == "interrupted"
+    assert "cancelled" in status["jobs"][0]["why"]
+    assert status["jobs"][0]["next"] == f"epcross run --resume {run.path}"
+    stored = run.units()
+    assert stored < 8
+    run.jobs = json.loads(shell("run", "--resume", str(run.path), "--json"))["jobs"]
+    run.wait("finished")
+    run.check_rows()
+
+
+def test_a_pending_job_says_why_and_is_cancelled(shell: Shell) -> None:
+    run = shell.submit(*FENCE, "tokens_per_rank=1", "cluster.sbatch=['--hold']")
+    status = run.wait("pending")
+    assert status["jobs"][0]["next"] == "it is held: scontrol release JOB"
+    text = shell("status", str(run.path))
+    assert "JobHeldUser" in text
+    assert "next: it is held: scontrol release JOB" in text
+    assert "has ended" in shell("cancel", str(run.path))
+    assert run.status()["state"] == "interrupted"
+
+
+def test_a_failing_rank_costs_one_unit_and_not_the_job(shell: Shell) -> None:
+    run = shell.submit(*TWO_NODES, "tokens_per_rank=1,2", "backend.options.die_rank=-1,3")
+    run.wait("finished")
+    run.check_rows({"ok", "error", "skipped"})
+    failed = [r for unit in run.results() for r in unit.records if r.status == "error"]
+    assert {(r.failed_rank, r.failed_stage) for r in failed} == {(3, "prepare")}
+    assert all("killed by SIGKILL" in (r.reason or "") for r in failed)
+    assert run.slurm_says("JobState") == "COMPLETED"
+
+
+def test_a_lost_task_ends_the_job_and_leaves_it_resumable(shell: Shell) -> None:
+    run = shell.submit(*SLOW)
+    until(lambda: run.units() >= 1, 60)
+    shell.cluster.kill_task(run.job_id, rank=2)
+    status = run.wait("interrupted", limit_s=60)
+    assert "supervisor of rank 2" in status["jobs"][0]["why"]
+    run.jobs = json.loads(shell("run", "--resume", str(run.path), "--json"))["jobs"]
+    run.wait("finished")
+    run.check_rows()
+
+
+def test_names_that_do_not_resolve_end_the_job_at_once(shell: Shell) -> None:
+    with shell.cluster.without_names():
+        run = shell.submit(*TWO_NODES, "tokens_per_rank=1")
+        status = run.wait("interrupted", limit_s=60)
+    assert "their names do not resolve there" in status["jobs"][0]["why"]
+
+
+def test_without_accounting_the_files_and_squeue_are_enough(shell: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2\nexit 1\n")
+    (folder / "sacct").chmod(0o755)
+    shell.path = str(folder)
+    run = shell.submit(*FENCE, "tokens_per_rank=1,2")
+    run.wait("finished")
+    run.check_rows()
+
+
+def test_variables_of_another_job_do_not_leak_in(shell: Shell) -> None:
+    """A submission from inside an allocation, as from an interactive shell on a compute node."""
+    run = shell.submit(
+        *FENCE,
+        "tokens_per_rank=1",
+        SLURM_CPUS_PER_TASK="7",
+        SLURM_NTASKS="9",
+        SLURM_JOB_ID="1",
+        SLURM_CPU_BIND="quiet,mask_cpu:0x80",
+        SBATCH_PARTITION="nowhere",
+        SLURM_NODELIST="nowhere",
+        RANK="5",
+    )
+    run.wait("finished")
+    run.check_rows()
+
+
+def test_what_slurm_refuses_is_said_in_its_words(shell: Shell) -> None:
+    words = ("run", *FENCE, "launcher=slurm", "cluster.partition=nowhere", "--config-dir", str(HERE / "conf"))
+    text = shell(*words, code=1)
+    assert "Slurm does not take the job epcross-cpu_ep2-" in text
+    assert "invalid partition specified: nowhere" in text
