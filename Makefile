@@ -52,8 +52,7 @@ endif
 endif
 endif
 
-.PHONY: env-deepep_v1 env-deepep_v2 env-nccl_ep lock-envs
-.PHONY: help quickstart setup kernels prebuild test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
+.PHONY: help quickstart setup kernels prebuild env-deepep_v1 env-deepep_v2 env-nccl_ep lock-envs test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
