@@ -147,7 +147,6 @@ def test_latency(tmp_path: Path, latency_us: float, verdict: str) -> None:
         ("domain", "cpu", "measured at domain cpu, not at nvlink"),
         ("domain", "shared_gpu", "measured at domain shared_gpu"),
         ("ep_size", 2, "measured at ep_size 2, not at 8"),
-        ("tokens_per_rank", 8, "measured at tokens_per_rank 8, not at 1"),
         ("dispatch_format", "bf16", "measured at dispatch_format bf16, not at fp8"),
         ("model", "tiny", "measured at model tiny, not at deepseek_v3"),
         ("phase", "dispatch", "measured at phase dispatch, not at round_trip"),
@@ -161,6 +160,18 @@ def test_other_conditions_are_not_comparable(tmp_path: Path, column: str, value:
     found = verdict_of(book_of("D01"), other, way=Way.REPRODUCES)
     assert found.verdict is Verdict.NOT_COMPARABLE
     assert words in found.reason
+
+
+def test_a_batch_that_lacks_is_not_measured_and_what_is_there_is_in_order(tmp_path: Path) -> None:
+    kernels = {"deepep_ll": lambda _: 24.0}
+    rows = measured(tmp_path / "a", kernels, tokens=(8, 32, 128, 512), ep_size=8, dispatch_format="fp8")
+    found = verdict_of(book_of("D01"), rows, way=Way.REPRODUCES)
+    assert found.verdict is Verdict.NOT_MEASURED
+    assert found.reason == "deepep_ll: measured at tokens_per_rank 8, 32, 128, 512, not at 1"
+    elsewhere = measured(tmp_path / "b", kernels, tokens=(8, 32), ep_size=2, dispatch_format="fp8")
+    found = verdict_of(book_of("D01"), elsewhere, way=Way.REPRODUCES)
+    assert found.verdict is Verdict.NOT_COMPARABLE  # other batches of it would be at another EP size too
+    assert found.reason == "deepep_ll: measured at ep_size 2, not at 8"
 
 
 def test_no_rows_are_not_measured(tmp_path: Path) -> None:
