@@ -117,8 +117,8 @@ def _bound_problems(claim: Claim) -> list[str]:
     ):
         if claim.operator is operator and bound is not None and claim.better is not better:
             problems.append(
-                f"{side} is given with operator '{operator}', so what lies beyond it would be outside; leave it out, or "
-                f"say better: {better}"
+                f"{side} is given with operator '{operator}', so what lies beyond it would be outside; leave it out, "
+                f"or say better: {better}"
             )
     if claim.quantity is Quantity.CROSSOVER and any(bound is not None and bound < 1 for bound in (lower, upper)):
         problems.append("a crossover lies at 1 token per rank or above")

@@ -1,4 +1,4 @@
-"""Documents that people write, read strictly: what stands twice, or reads as something else than it says, is refused."""
+"""Documents that people write, read strictly: what stands twice or reads as something else is refused."""
 
 import re
 import unicodedata

@@ -328,6 +328,23 @@ def test_a_crossover_the_other_way_round_contradicts_both(tmp_path: Path) -> Non
         assert "the other way round" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("leads_to", "p04", "p05"), [(64, "inconclusive", "inconclusive"), (256, "inside", "inconclusive")]
+)
+def test_a_lead_that_ends_in_a_draw_reaches_no_further_than_its_last_batch(
+    tmp_path: Path, leads_to: int, p04: str, p05: str
+) -> None:
+    """Faster up to 64 tokens and equal from there on is neither `faster up to 128` nor `overtaken by 256`."""
+    curves = {"layer_onesided": lambda t: 80.0 if t <= leads_to else 100.0, "megamoe": lambda _: 100.0}
+    rows = measured(tmp_path, curves, tokens=CROSSING, phase="layer")
+    found = [verdict_of(book_of(name), rows) for name in ("P04", "P05")]
+    assert [one.verdict for one in found] == [p04, p05]
+    assert {one.found for one in found} == {f"inf [{leads_to}..inf]"}
+    back = {"layer_onesided": lambda _: 100.0, "megamoe": lambda t: 100.0 if t < leads_to else 80.0}
+    behind = measured(tmp_path / "back", back, tokens=CROSSING, phase="layer")
+    assert verdict_of(book_of("P04"), behind).found == f"0 [0..{leads_to}]"
+
+
 def test_a_crossover_that_cannot_be_told_is_inconclusive(tmp_path: Path) -> None:
     equal = measured(tmp_path, {"layer_onesided": line(10.0), "megamoe": line(10.0)}, tokens=CROSSING, phase="layer")
     found = verdict_of(book_of("P04"), equal)
