@@ -67,13 +67,14 @@ def find(
 
     Columns: those of `by`; `a`, `b`; `state`, a `State`; `reason`, a sentence where ambiguous; `bracket_low`,
     `bracket_high`, the measured token counts around the change of lead (outermost ones if there are several);
-    `estimate`, the tokens where the ratio crosses 1, log-log between the points (geometric mean of first and last, if
-    the ratio wavers), NaN if nowhere; `low`, `high`, its 95 % interval, 0 or infinite where it leaves the range;
-    `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `leads_from`, `leads_to`, where none
-    crossed: the outermost token counts at which that one leads, beyond which the two count as equal; `agreement`, the share of curves
-    with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common range; `launches`, `seeds`,
-    `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two were measured in different
-    allocations, and so at different times or places: no headline. `attrs["note"]` says what was left out.
+    `estimate`, the tokens where the ratio crosses 1, log-log between the points (geometric mean of first and last,
+    if the ratio wavers), NaN if nowhere; `low`, `high`, its 95 % interval, 0 or infinite where it leaves the range;
+    `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `leads_from`, `leads_to`,
+    where none crossed: the outermost token counts at which that one leads, beyond which the two count as equal;
+    `agreement`, the share of curves with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common
+    range; `launches`, `seeds`, `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two
+    were measured in different allocations, and so at different times or places: no headline. `attrs["note"]` says
+    what was left out.
 
     Args:
         a, b: e.g. "shm_fence", or {"backend": "shm_fence", "options": '{"x":1}'}.

@@ -94,7 +94,7 @@ def draw(scene: Scene) -> Figure | Omitted:
         ax.set_xlabel("tokens per rank")
     sentence = (
         "colour and marker: the series with the least median; number: how much longer the second takes; pale and in "
-        f"brackets: within {MARGIN:.0%}, or the 95 % interval of the ratio holds 1, or there are too few launches, so no "
+        f"brackets: within {MARGIN:.0%}, or the 95 % interval of the ratio holds 1, or launches are too few, so no "
         "clear winner; white: fewer than two series"
     )
     rows = shown_rows([cell for winner in found for cell in (winner.cell, winner.second)])
