@@ -28,6 +28,7 @@ from epcross.harness.slurm.start import Start, own_address, own_seat, seated, sl
 START_LIMIT_S = 900.0  # from the first task to the last: a node may have to fetch its container
 PREBUILD_LIMIT_S = 1000.0
 CANCEL_LIMIT_S = 10.0
+LEAVE_S = 2.0
 REQUEUE_LIMIT_S = 300.0  # a start that was told to end waits so long for its end
 POLL_S = 0.5
 
@@ -146,6 +147,8 @@ def _supervise(run: Path, start: Start, job_file: Path) -> End:
                 process.signal(SIGINT)  # ends it on all ranks, in order
                 kill_at = time.monotonic() + CANCEL_LIMIT_S
     finally:
+        if process.alive:  # submitit leaves here once it has queued the job again; the supervisor has a word to note
+            process.wait(LEAVE_S)
         process.end()
     match process.code:
         case code if code == EXIT_DONE:

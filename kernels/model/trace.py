@@ -23,6 +23,8 @@ def verdict(replay: str) -> Verdict:
     found = re.search(r"assertion violated \(?(\S*)", replay)
     if found is None:
         return Verdict.STUCK
+    if ".address[i_]!=" in found[1]:
+        return Verdict.TWICE
     for sign, meaning in (
         ("mem[at_]==", Verdict.LOST),
         ("begun[", Verdict.AHEAD),
@@ -49,7 +51,7 @@ def readable(run: Run, replay: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """The words of one owner and peer, as the models place them: sets of words alone and slots, then words of no set."""
+    """The words of one owner and peer, as the models place them: sets of words and slots, then words of no set."""
 
     before: tuple[str, ...] = ()  # of each set
     slot: tuple[str, ...]  # behind the payload words

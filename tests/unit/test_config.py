@@ -224,16 +224,17 @@ def test_hydra_is_left_as_it_was_found():
 def test_the_examples_of_the_readme_are_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(FIXTURES))
     blocks = [block for block in (PACKAGE_CONF / "README.md").read_text().split("\n\n") if block.startswith("    ")]
-    sweep, backend = (textwrap.dedent(block) for block in blocks)
-    for group, text in (("sweep", sweep), ("backend", backend)):
+    groups = ("sweep", "backend", "cluster")
+    for group, text in zip(groups, map(textwrap.dedent, blocks), strict=True):
         (tmp_path / group).mkdir()
         (tmp_path / group / "example.yaml").write_text(text)
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "my_kernel.py").write_text("from fixture_backends import Plain as MyKernel\n")
     library = Library([FIXTURES, tmp_path])
     problems: list[str] = []
-    library.load([("backend", "example"), ("sweep", "example")], problems)
+    library.load([(group, "example") for group in groups], problems)
     assert problems == []
+    assert library.get("cluster", "example").nodes_per_domain == 18
     example = library.get("backend", "example")
     assert example.folder == str(tmp_path)
     assert loader.load(example).options["chunk"] == 4
