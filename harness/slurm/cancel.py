@@ -7,7 +7,8 @@ import click
 
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.running.session import CANCEL_FILE
-from epcross.harness.slurm.state import ASK_LIMIT_S, PENDING
+from epcross.harness.slurm.state import PENDING
+from epcross.harness.slurm.state import run as run_command
 from epcross.harness.slurm.submit import alive_jobs
 from epcross.harness.storing.run_directory import RunDirectory
 
@@ -52,15 +53,7 @@ def _scancel(ids: list[str]) -> None:
     if not ids:
         return
     try:
-        result = subprocess.run(
-            ["scancel", *ids],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ASK_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        result = run_command(["scancel", *ids])
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EpcrossError(f"scancel gives no answer ({error}); cancel jobs {' '.join(ids)} on a login host") from error
     if result.returncode and "Invalid job id" not in result.stderr:

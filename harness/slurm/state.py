@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from epcross.harness.errors import EpcrossError
+from epcross.harness.slurm.variables import own
 
 ASK_LIMIT_S = 20.0
 
@@ -96,7 +97,7 @@ def queued(run_id: str) -> dict[str, JobState]:
 def _squeue(which: str) -> dict[str, JobState]:
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N|%o", which]
     try:
-        result = _run(command)
+        result = run(command)
     except (OSError, subprocess.TimeoutExpired) as error:
         words = error.strerror if isinstance(error, OSError) else f"no answer within {ASK_LIMIT_S:g} s"
         raise SlurmSilent(f"squeue: {words}") from error
@@ -117,7 +118,7 @@ def _sacct(job_ids: Sequence[str]) -> dict[str, JobState]:
     """Of finished jobs; nothing where there is no accounting."""
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
     try:
-        result = _run([*command, f"--jobs={','.join(job_ids)}"])
+        result = run([*command, f"--jobs={','.join(job_ids)}"])
     except (OSError, subprocess.TimeoutExpired):
         return {}
     found: dict[str, JobState] = {}
@@ -128,7 +129,13 @@ def _sacct(job_ids: Sequence[str]) -> dict[str, JobState]:
     return found
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """One of Slurm's commands, in which what a person has set for their own use of it counts for nothing.
+
+    Raises:
+        OSError: it is absent.
+        TimeoutExpired: it gives no answer.
+    """
     return subprocess.run(
         command,
         capture_output=True,
@@ -137,4 +144,5 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         timeout=ASK_LIMIT_S,
         check=False,
         stdin=subprocess.DEVNULL,
+        env=own(),
     )

@@ -1,10 +1,8 @@
 """Hand a run to Slurm: check, submit each piece through submitit, remember the job ids in the run folder."""
 
-import contextlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +16,7 @@ from epcross.harness.slurm import layout, script
 from epcross.harness.slurm.layout import Layout, Piece
 from epcross.harness.slurm.state import ALIVE, JobState, ask, queued
 from epcross.harness.slurm.task import RankTask
+from epcross.harness.slurm.variables import scrubbed
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, release
 from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
@@ -30,9 +29,6 @@ _NO_SEGMENT = (
     "--segment needs Slurm 23.11 or later and topology/block: elsewhere say cluster.segment=false and name nodes of "
     "one NVLink domain with cluster.nodelist."
 )
-_FOREIGN = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
-_FOREIGN_NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_KEPT = ("SLURM_CONF",)  # where the cluster is described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,21 +154,6 @@ def alive_jobs(run: RunDirectory) -> dict[str, JobState]:
     """
     states = ask([job.job_id for job in read_jobs(run)]) | queued(run.run_id)
     return {job_id: state for job_id, state in states.items() if state.word in ALIVE}
-
-
-def foreign(name: str) -> bool:
-    """Whether a variable describes another job, in which the command may be running, and would leak into ours."""
-    return (name.startswith(_FOREIGN) or name in _FOREIGN_NAMES) and name not in _KEPT
-
-
-@contextlib.contextmanager
-def scrubbed() -> Iterator[None]:
-    """The environment without what describes another job; sbatch hands its own on to the tasks."""
-    removed = {name: os.environ.pop(name) for name in list(os.environ) if foreign(name)}
-    try:
-        yield
-    finally:
-        os.environ.update(removed)
 
 
 def job_label(run_id: str, parts: Sequence[Piece]) -> str:

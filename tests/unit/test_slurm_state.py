@@ -13,7 +13,7 @@ from epcross.harness.planning.plan import Plan, build
 from epcross.harness.running.progress import ProgressLog
 from epcross.harness.running.seat import Seat
 from epcross.harness.running.session import Session, run_context
-from epcross.harness.slurm import allocation, follow, submit
+from epcross.harness.slurm import allocation, cancel, follow, submit
 from epcross.harness.slurm.allocation import domain_refusal, find_piece, seat_problems
 from epcross.harness.slurm.follow import PieceState, view
 from epcross.harness.slurm.layout import pieces
@@ -91,6 +91,23 @@ def test_what_accounting_stammers_is_left_out(tools: Path) -> None:
         "8": JobState(word="GONE"),
         "9": JobState(word="GONE"),
     }
+
+
+def test_what_a_person_set_for_squeue_hides_no_job(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SQUEUE_PARTITION=other, or SLURM_CLUSTERS of an interactive job, a running job would seem to be gone."""
+    for name in ("squeue", "sacct", "scancel"):
+        (tools / name).write_text(f"#!/bin/sh\nenv > {tools}/{name}.env\n")
+        (tools / name).chmod(0o755)
+    mine = ("SQUEUE_PARTITION", "SQUEUE_STATES", "SACCT_FORMAT", "SLURM_CLUSTERS", "SCANCEL_PARTITION", "SLURM_JOB_ID")
+    for name in mine:
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    assert ask(["5"]) == {"5": JobState(word="GONE")}
+    cancel._scancel(["5"])
+    for name in ("squeue", "sacct", "scancel"):
+        names = {line.partition("=")[0] for line in (tools / f"{name}.env").read_text().splitlines()}
+        assert names & set(mine) == set()
+        assert "SLURM_CONF" in names
 
 
 def test_jobs_of_a_run_are_known_by_their_script(tools: Path) -> None:
