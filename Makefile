@@ -52,10 +52,11 @@ endif
 endif
 endif
 
+.PHONY: env-deepep_v1 env-deepep_v2 env-nccl_ep lock-envs
 .PHONY: help quickstart setup kernels prebuild test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: setup kernels ## install, build the CPU kernels, run sweeps/quickstart.yaml; prints a table and the run's path
 	@$(BIN)/epcross run sweep=$(SWEEP)
@@ -135,8 +136,40 @@ format: $(TOOLS) ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-prebuild: nvrtc ## compile the GPU kernels for every architecture, or those in ARCH=... (needs no GPU)
+# What is compiled by shape is compiled by running once: each point of the sweep, verified, into build/prebuild.
+prebuild: nvrtc ## compile the GPU kernels for every architecture, or those in ARCH=... (sweep=NAME warms vendors' too, on GPUs)
 	@$(BIN)/python -m epcross.kernels.onesided.prebuild $(ARCH)
+	@$(if $(sweep),$(BIN)/epcross run sweep=$(sweep) timing=warm output_dir=build/prebuild,:)
+
+# A backend whose library wants another NCCL, or shares its import name, has an environment of its own. Wheels are for
+# Python 3.12. Dependencies are left to the lock: what torch names may stand there in another version.
+ENVS := $(VENV)/envs
+ENV_PYTHON ?= python3.12
+MACHINE := $(shell uname -m)
+
+env-deepep_v1: $(ENVS)/deepep_v1/.ready ## build the environment of deepep_ll and deepep_normal (ENV_PYTHON=python3.12)
+env-deepep_v2: $(ENVS)/deepep_v2/.ready ## build the environment of deepep_v2 and deepep_v2_max
+env-nccl_ep: $(ENVS)/nccl_ep/.ready ## build the environment of nccl_ep and nccl_ep_ht
+
+$(ENVS)/%/.ready: locks/envs/%.$(MACHINE).lock
+	@"$(ENV_PYTHON)" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 12))' >/dev/null 2>&1 || { \
+	  echo "The libraries of $* have wheels for Python 3.12 alone, and $(ENV_PYTHON) does not start, is another version or" \
+	    "has no venv and ensurepip modules. Name one: make env-$* ENV_PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "Installing $< into $(ENVS)/$*"
+	@rm -rf $(ENVS)/$*
+	@mkdir -p $(ENVS)
+	@"$(ENV_PYTHON)" -m venv $(ENVS)/$*
+	@$(ENVS)/$*/bin/python -m pip install --quiet --no-input --no-deps --require-hashes -r $<
+	@touch $@
+
+lock-envs: ## write locks/envs anew for x86-64 and aarch64 (needs uv)
+	@command -v $(UV) >/dev/null || { \
+	  echo "make lock-envs needs uv. Install it (pipx install uv), or name it: make lock-envs UV=/path/to/uv" >&2; exit 1; }
+	@export UV_CUSTOM_COMPILE_COMMAND='make lock-envs'; cd locks/envs; \
+	for name in deepep_v1 deepep_v2 nccl_ep; do for machine in x86_64 aarch64; do \
+	  $(UV) pip compile --quiet --upgrade --python-version 3.12 --python-platform $$machine-manylinux_2_28 \
+	    --only-binary :all: --generate-hashes $$(if grep -q nvidia-nccl $$name.in; then echo --override nccl.override; fi) \
+	    $$name.in -o $$name.$$machine.lock; done; done
 
 nvrtc: $(NVRTC) ## add the compiler of the GPU kernels (needs no GPU)
 

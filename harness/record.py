@@ -7,7 +7,7 @@ rows of an older version are read with null in the columns they lack.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def column(doc: str, default: Any = None, *, since: int = 1) -> Any:
@@ -39,6 +39,10 @@ class Record:
     transport: str | None = column("What carried the rows, as the backend reports it.")
     algorithm: str | None = column("Algorithm the backend reports it chose.")
     kernels: str | None = column("Kernel names seen or launched, joined by a space.")
+    libraries: str | None = column(
+        "Libraries of the backend as loaded, name to version (and path where several may be), as canonical JSON.",
+        since=3,
+    )
     boundary: str | None = column("What lies inside the window, sorted, joined by a space (closed list).")
     weights_by: str | None = column("Who multiplies the routing weights.")
     tuned: bool = column("Whether the backend was tuned within the common budget.", False)
@@ -100,7 +104,7 @@ class Record:
     metadata_bytes: int = column("Ids and weights that travel with a row.", 0)
     protocol_bytes: int | None = column("Flags, padding and re-arm per pair, largest over ranks.")
     workspace_bytes: int | None = column("Held per rank for the exchange, largest over ranks.")
-    num_sms: int = column("SMs used by the backend; 0 on the CPU.", 0)
+    num_sms: int = column("SMs used by the backend; 0 on the CPU, or where its library does not tell.", 0)
     sm_clock_mhz: int | None = column("Lowest SM clock of any rank's GPU, read before and after timing.", since=2)
     memory_clock_mhz: int | None = column("Lowest memory clock, likewise.", since=2)
     gpu_temperature_c: int | None = column(

@@ -17,11 +17,14 @@
 # # 2. Which kernel at which batch
 #
 # Curves, intervals, and where one kernel overtakes another, from committed rows: the newest run of
-# `sweeps/crossover.yaml`, or of the quickstart, which has fewer batches and launches. They are of shared-memory
-# kernels on one host. Put a run of your own in place of `RUN`, of whatever domain.
+# `sweeps/crossover.yaml`, or of the quickstart, which has fewer batches and launches, are of shared-memory kernels on
+# one host; after them come two GPUs over NVLink, and all ranks on one GPU. Each domain has figures of its own, since
+# what holds in one says nothing of another. Put a run of your own in place of `RUN`, of whatever domain.
 
 # %%
 from pathlib import Path
+
+import pandas as pd
 
 from epcross.harness.analysis import crossover, frame, plots, summary
 
@@ -83,6 +86,42 @@ plots.figure(scene, "crossings")
 
 # %%
 plots.figure(scene, "crossover_map")
+
+# %% [markdown]
+# ## Two GPUs over NVLink
+#
+# A rank on each, EP 2: the smallest exchange there is. Sentinel is ahead by less and less, until the two are level.
+
+# %%
+NVLINK = sorted(MEASURED.glob("*-onesided_nvlink-*"))[-1]
+(between,) = plots.load(NVLINK)
+plots.figure(between, "ratio")
+
+# %%
+plots.figure(between, "crossings")
+
+# %% [markdown]
+# Whether that is a crossover depends on what counts as equal. Within 3 % there is none in the range: one leads up to
+# `leads_to`, and nobody beyond. Without a margin the medians do cross, and `low` to `high` is where; the state says
+# whether these launches are enough to call it.
+
+# %%
+pair = frame.load(NVLINK)
+pair = pair[(pair["phase"] == "round_trip") & (pair["regime"] == "steady")]
+found = [crossover.find(pair, "onesided_sentinel", "onesided_fence", margin=margin) for margin in (0.03, 0.0)]
+pd.concat(found)[["margin", "state", "estimate", "low", "high", "faster_below", "faster_above", "leads_to", "launches",
+                  "reason"]].round(2)  # fmt: skip
+
+# %% [markdown]
+# ## One GPU that holds all ranks
+#
+# No NVLink is crossed, and one memory serves everybody, so that EP 2 to 64 fit on a single GPU: who pays for moving
+# bytes twice. The larger EP sizes were taken in one launch, so nothing is called there.
+
+# %%
+inside = [sorted(MEASURED.glob(f"*-{name}-*"))[-1] for name in ("onesided_h200", "onesided_h200_wide")]
+(shared,) = plots.load(*inside)
+plots.figure(shared, "crossover_map")
 
 # %% [markdown]
 # ## More ranks than cores

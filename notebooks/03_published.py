@@ -77,15 +77,15 @@ stated.groupby("source", observed=True)["off_percent"].describe().round(2)
 # %% [markdown]
 # ## Published against measured
 #
-# Side by side: shapes may be compared, numbers may not. The rows measured here are of shared memory on a CPU as long as
-# `MEASURED` holds no others.
+# Side by side: shapes may be compared, numbers may not. Measured are the newest run of each domain that timed dispatch
+# and combine apart: shared memory between processes of a CPU, and NVLink between two GPUs, where EP is 2 and not 8.
 
 # %%
 runs = evaluate.runs_in([MEASURED])
 rows = frame.headline(frame.load(*runs)).rows
 phases = rows[rows["phase"].isin(["dispatch", "combine"])]
-newest = phases[phases["run_id"] == phases["run_id"].max()]
-plots.domains(published.beside(newest, curves))
+newest = phases.groupby("domain", observed=True)["run_id"].max()
+plots.domains(published.beside(phases[phases["run_id"].isin(newest)], curves))
 
 # %% [markdown]
 # ## Verdicts
@@ -106,8 +106,9 @@ table.groupby(["way", "verdict"]).size().unstack("verdict", fill_value=0)
 # %% [markdown]
 # ## What could not be held against a claim, and why
 #
-# `not measured`: no row of the kernel that the claim is about. `not comparable`: there are rows, under other conditions
-# than the claim's. Each claim names the sweep that would measure it.
+# `not measured`: no row of the kernel that the claim is about, or not at its batches. `not comparable`: there are rows,
+# under other conditions than the claim's, such as another GPU or EP size. Each claim names the sweep that would measure
+# it.
 
 # %%
 without = table[table["verdict"].isin(["not measured", "not comparable"])]

@@ -1,6 +1,5 @@
 """What stands under every table and figure: how often, how, where and inside which window a number was taken."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from epcross.harness.measuring.stats import MIN_LAUNCHES
@@ -11,14 +10,18 @@ from epcross.harness.terms import Domain
 
 def provenance(rows: Sequence[Record]) -> list[str]:
     """Sentences on `rows`: n of each point (launches x seeds x chains), estimator, boundary, domain and run ids."""
-    launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    counts = sorted(Counter((row.run_id, row.point_id, row.phase) for row in rows).values())
-    n = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    taken: dict[tuple[str, str, str], list[Record]] = {}
+    for row in rows:
+        taken.setdefault((row.run_id, row.point_id, row.phase), []).append(row)
+    launches, seeds, chains = (
+        [len({getattr(row, name) for row in own}) for own in taken.values()] for name in ("launch", "seed", "chain")
+    )
+    n = _span([len(own) for own in taken.values()])
     lines = [
-        f"n = {n} repeats ({launches} launches x {seeds} seeds x {chains} chains)",
+        f"n = {n} repeats ({_span(launches)} launches x {_span(seeds)} seeds x {_span(chains)} chains)",
         f"each repeat: {_estimators(rows)}",
     ]
-    if launches < MIN_LAUNCHES:
+    if min(launches) < MIN_LAUNCHES:
         lines.append(f"within_launch: fewer than {MIN_LAUNCHES} launches, so the variance between launches is not seen")
     lines += boundaries(rows)
     domains = ", ".join(sorted({row.domain for row in rows}))
@@ -26,6 +29,11 @@ def provenance(rows: Sequence[Record]) -> list[str]:
     if {row.domain for row in rows} == {Domain.CPU}:
         lines[-1] += "; processes over shared memory, not comparable with GPU numbers"
     return lines
+
+
+def _span(counts: Sequence[int]) -> str:
+    """One number, or from the fewest to the most: points need not have been taken equally often."""
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def _estimators(rows: Sequence[Record]) -> str:

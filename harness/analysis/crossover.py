@@ -67,12 +67,14 @@ def find(
 
     Columns: those of `by`; `a`, `b`; `state`, a `State`; `reason`, a sentence where ambiguous; `bracket_low`,
     `bracket_high`, the measured token counts around the change of lead (outermost ones if there are several);
-    `estimate`, the tokens where the ratio crosses 1, log-log between the points (geometric mean of first and last, if
-    the ratio wavers), NaN if nowhere; `low`, `high`, its 95 % interval, 0 or infinite where it leaves the range;
-    `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `agreement`, the share of curves
-    with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common range; `launches`, `seeds`,
-    `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two were measured in different
-    allocations, and so at different times or places: no headline. `attrs["note"]` says what was left out.
+    `estimate`, the tokens where the ratio crosses 1, log-log between the points (geometric mean of first and last,
+    if the ratio wavers), NaN if nowhere; `low`, `high`, its 95 % interval, 0 or infinite where it leaves the range;
+    `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `leads_from`, `leads_to`,
+    where none crossed: the outermost token counts at which that one leads, beyond which the two count as equal;
+    `agreement`, the share of curves with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common
+    range; `launches`, `seeds`, `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two
+    were measured in different allocations, and so at different times or places: no headline. `attrs["note"]` says
+    what was left out.
 
     Args:
         a, b: e.g. "shm_fence", or {"backend": "shm_fence", "options": '{"x":1}'}.
@@ -213,6 +215,15 @@ def judge(
     if not reason and share < AGREEMENT:
         reason = f"only {share:.1%} of the resampled curves are '{state}'"
     leads = _leads(first, last, names)
+    leads_from, leads_to = math.nan, math.nan
+    if not reason and state is State.NONE_IN_RANGE:
+        sure = tokens[(signs == first) & ((lead(ratios, margin) == first).mean(axis=1) >= AGREEMENT)]
+        if first and sure.size:
+            leads_from, leads_to = float(sure[0]), float(sure[-1])
+        leads = tuple(
+            name if led == end else "equal"
+            for name, led, end in zip(leads, (leads_from, leads_to), (tokens[0], tokens[-1]), strict=True)
+        )
     if reason:
         state, leads = State.AMBIGUOUS, ("", "")
     return {
@@ -225,6 +236,8 @@ def judge(
         "high": high,
         "faster_below": leads[0],
         "faster_above": leads[1],
+        "leads_from": leads_from,
+        "leads_to": leads_to,
         "agreement": share,
     }
 

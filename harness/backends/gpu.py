@@ -9,6 +9,7 @@ unless `graph` says no: inputs are then read by address, and `refill_ranks` chan
 `experts` need not write anything: landing buffers are device memory. Before a timed series the harness stages partials
 for each set that depend on nothing but (rank, source, token). A backend whose combine reads one buffer at (source,
 token) then holds the right partials of every set at once; one whose buffer follows the routing keeps one per set.
+Where rows come in no stable order (`stable_order`), partials depend on the rank alone, so that any order is checked.
 """
 
 from abc import abstractmethod

@@ -6,6 +6,7 @@ Run as a module it answers `unavailable` for another interpreter: configuration 
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -133,7 +134,9 @@ def _ask_interpreter(config: BackendConfig) -> str | None:
             check=False,
         )
     except OSError as error:
-        return f"its interpreter {python} cannot be started: {error.strerror}; correct 'python' in its YAML"
+        found = re.search(r"\benvs/(\w+)/bin/", python)  # where the Makefile puts environments of single backends
+        remedy = f"make env-{found[1]} builds it" if found else "correct 'python' in its YAML"
+        return f"its interpreter {python} cannot be started: {error.strerror}; {remedy}"
     except subprocess.TimeoutExpired:
         return f"its interpreter {python} gave no answer within {PROBE_LIMIT_S:.0f} s"
     try:

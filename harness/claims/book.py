@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import epcross
 from epcross.harness.claims.claim import OF_PUBLISHED, Actor, Claim, Quantity, System
-from epcross.harness.claims.claim_checks import claim_problems
+from epcross.harness.claims.claim_checks import claim_problems, page_problems
 from epcross.harness.claims.documents import read_yaml
 from epcross.harness.claims.sources import SOURCE_FILE, Source, read_source, reference_folders, source_folders
 from epcross.harness.errors import ConfigError
@@ -90,6 +90,7 @@ def read_places(places: Mapping[str, Path], *, shipped: Path = SHIPPED_CLAIMS) -
         except ConfigError as error:
             problems += error.problems
     problems += _repeated(claim.id for _, claim in pages.claims)
+    problems += page_problems(pages.actors, pages.systems)
     for path, claim in pages.claims:
         problems += [
             f"{path}, claim {claim.id}: {text}" for text in claim_problems(claim, pages.actors, pages.systems, places)
@@ -120,7 +121,8 @@ def _read_page(path: Path, source: str, pages: _Pages, problems: list[str]) -> N
         pages.usual = made or pages.usual
     claims = document.get("claims", [])
     if not isinstance(claims, list):
-        problems.append(f"{path}: claims is {type(claims).__name__}, but must be a list")
+        named = "empty" if claims is None else type(claims).__name__
+        problems.append(f"{path}: claims is {named}, but must be a list")
         return
     for number, data in enumerate(claims, start=1):
         if source and isinstance(data, Mapping):

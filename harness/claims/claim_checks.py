@@ -1,5 +1,6 @@
 """What keeps a claim from being judged: words without a meaning, bounds that cannot be, empty selections."""
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
@@ -16,6 +17,7 @@ from epcross.harness.claims.claim import (
     Quantity,
     System,
 )
+from epcross.harness.claims.verdict import Better
 from epcross.harness.planning.typed import suggest
 from epcross.harness.terms import Phase, PlacementKind, Regime, RoutingKind, RowFormat, Scope, Sharing
 
@@ -31,8 +33,24 @@ NUMBERS = tuple(name for name, kind in FACTORS.items() if kind is int)
 """Factors that may be given as a range."""
 
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,15}")  # a column of a table, and a word of a command line
+_PRODUCT = re.compile(r"\w(.*\w)?")
+
 _OF_BYTES = (Quantity.WIRE_MULTIPLE, Quantity.BANDWIDTH_SHARE, Quantity.BANDWIDTH_CHANGE)
 _WITHOUT_PHASE = (*OF_PUBLISHED, Quantity.SHARE, Quantity.SHARE_TREND, Quantity.INCORRECT_ROWS)
+
+
+def page_problems(actors: Mapping[str, Actor], systems: Mapping[str, System]) -> list[str]:
+    """Actors whose claims nothing could be held against, and systems that any GPU would be taken for, as sentences."""
+    problems = [
+        f"actor '{name}' names no backend; list those that stand for it under `reproduces` or `replicates`"
+        for name, actor in actors.items()
+        if not actor.reproduces and not actor.replicates
+    ]
+    for name, system in systems.items():
+        wrong = [product for product in system.products if not _PRODUCT.fullmatch(product)]
+        problems += [f"system '{name}': product {one!r} must begin and end with a letter or digit" for one in wrong]
+    return problems
 
 
 def claim_problems(
@@ -40,6 +58,8 @@ def claim_problems(
 ) -> list[str]:
     """Everything wrong with a claim that has the right keys and types, as sentences."""
     problems: list[str] = []
+    if not _ID.fullmatch(claim.id):
+        problems.append(f"id is {claim.id[:40]!r}, but must be up to 16 letters, digits, `_`, `.` or `-`")
     known = list(sources)
     named = [claim.source, *(one.source for one in claim.evidence)]
     problems += [f"no source '{name}'{suggest(name, known)}" for name in named if name not in known]
@@ -54,6 +74,8 @@ def claim_problems(
             problems.append(f"{role} '{name}' is of no use with quantity {claim.quantity}; leave it out")
         elif name and name not in actors:
             problems.append(f"no actor '{name}'{suggest(name, actors)}")
+        elif name and role == "baseline" and not actors[name].reproduces:
+            problems.append(f"baseline '{name}' has no backend under `reproduces`; a baseline is a kernel as shipped")
     problems += _bound_problems(claim)
     if claim.quantity not in _WITHOUT_PHASE and claim.phase is None:
         problems.append(f"phase is missing; quantity {claim.quantity} is of one phase")
@@ -89,6 +111,15 @@ def _bound_problems(claim: Claim) -> list[str]:
     ]
     if lower is not None and upper is not None and lower > upper:
         problems.append(f"lower {lower:g} is above upper {upper:g}")
+    for operator, side, bound, better in (
+        (Operator.AT_MOST, "lower", lower, Better.LOWER),
+        (Operator.AT_LEAST, "upper", upper, Better.HIGHER),
+    ):
+        if claim.operator is operator and bound is not None and claim.better is not better:
+            problems.append(
+                f"{side} is given with operator '{operator}', so what lies beyond it would be outside; leave it out, "
+                f"or say better: {better}"
+            )
     if claim.quantity is Quantity.CROSSOVER and any(bound is not None and bound < 1 for bound in (lower, upper)):
         problems.append("a crossover lies at 1 token per rank or above")
     return problems
@@ -132,6 +163,9 @@ def _value_problems(name: str, wanted: Any, place: str) -> list[str]:
     values = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
     if not values:
         return ["names no value"]
+    twice = [value for number, value in enumerate(values) if value in values[:number]]
+    if twice and place != "change":  # which has a sentence of its own
+        return [f"names {twice[0]!r} twice"]
     if kind is int:
         wrong = [value for value in values if type(value) is not int or value < 1]
         return [f"is {wrong[0]!r}, but must be a positive whole number"] if wrong else []

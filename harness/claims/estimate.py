@@ -244,7 +244,6 @@ def _crossing(ratio: _Curve, base: Support) -> Estimate:
         ratio.tokens, ratio.value, ratio.draws, ("subject", "baseline"), crossover.MARGIN, base.kind, base.objection
     )
     state, below, above = found["state"], found["faster_below"], found["faster_above"]
-    first, last = float(ratio.tokens[0]), float(ratio.tokens[-1])
     spread = f"between {found['bracket_low']:g} and {found['bracket_high']:g} tokens"
     if state == crossover.State.AMBIGUOUS:
         # the estimate is shown and nothing is called; NaN where the ratio crosses nowhere
@@ -256,10 +255,12 @@ def _crossing(ratio: _Curve, base: Support) -> Estimate:
         )
     if state == crossover.State.NONE_IN_RANGE:
         leaders = {below, above} - {"equal"}
+        # a batch at which the two are equal is led by neither: up to there it could be either
         if leaders == {"subject"}:
-            return Estimate(at="", value=inf, low=last, high=inf)
+            return Estimate(at="", value=inf, low=0.0 if np.isnan(found["leads_to"]) else found["leads_to"], high=inf)
         if leaders == {"baseline"}:
-            return Estimate(at="", value=0.0, low=0.0, high=first)
+            high = inf if np.isnan(found["leads_from"]) else found["leads_from"]
+            return Estimate(at="", value=0.0, low=0.0, high=high)
         return Estimate(
             at="", value=np.nan, low=0.0, high=inf, objection="the two are equal wherever they were measured"
         )

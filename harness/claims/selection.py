@@ -59,9 +59,10 @@ def select(
         fits = {value: allowed(plain(value)) for value in rows[name].unique()}
         left = rows[rows[name].map(fits).astype(bool)]
         if left.empty:
-            seen = ", ".join(sorted(map(str, fits)))
+            seen = ", ".join(map(str, sorted(map(plain, fits), key=_order)))
             where = f"on {seen}" if name == "product" else f"at {name} {seen}"
-            raise NoRows(Verdict.NOT_COMPARABLE, f"{names}: measured {where}, not {words}")
+            verdict = Verdict.NOT_MEASURED if name == "tokens_per_rank" else Verdict.NOT_COMPARABLE
+            raise NoRows(verdict, f"{names}: measured {where}, not {words}")
         rows = left
     return rows
 
@@ -94,7 +95,10 @@ def _has_options(text: str, member: Member) -> bool:
 
 
 def _conditions(claim: Claim, book: Book) -> Iterator[tuple[str, Callable[[Any], bool], str]]:
-    """Column, test of a value, and words for what is allowed; what says most about a row first."""
+    """Column, test of a value, and words for what is allowed; what says most about a row first, batches last.
+
+    A batch that lacks is one to measure; any other condition makes rows of something else.
+    """
     yield "domain", partial(_is_among, [Domain.NVLINK]), f"at {Domain.NVLINK}, one rank per GPU"
     system = book.systems[claim.hardware]
     if claim.kind is Kind.ABSOLUTE:
@@ -103,13 +107,20 @@ def _conditions(claim: Claim, book: Book) -> Iterator[tuple[str, Callable[[Any],
         yield "phase", partial(_is_among, [Phase.LAYER, Phase.LAYER_COMM]), f"at {Phase.LAYER} and {Phase.LAYER_COMM}"
     elif claim.phase is not None:
         yield "phase", partial(_is_among, [claim.phase]), f"at {claim.phase}"
-    for name, values in {**claim.where, **_change_values(claim), **claim.open}.items():
+    factors = {**claim.where, **_change_values(claim), **claim.open}
+    for name, values in sorted(factors.items(), key=lambda factor: factor[0] == "tokens_per_rank"):
         if isinstance(values, Mapping):
             low, high = values.get("from", 0), values.get("to", inf)
             yield name, partial(_is_between, low, high), f"at {low:g} to {high:g}"
         else:
             allowed = as_list(values)
             yield name, partial(_is_among, allowed), f"at {' or '.join(map(str, allowed))}"
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by size, then words."""
+    number = isinstance(value, int | float)
+    return not number, value if number else 0.0, str(value)
 
 
 def _is_among(allowed: Sequence[Any], value: Any) -> bool:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from epcross.harness.claims.documents import control_characters, read_text
+from epcross.harness.claims.documents import NUMBER, control_characters, read_text
 from epcross.harness.claims.sources import ByteConvention
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.typed import suggest
@@ -179,10 +179,7 @@ def _value(cells: Mapping[str, str], where: str, problems: list[str]) -> Value |
         typed["metric"] = Metric(cells["metric"])
     else:
         problems.append(f"{where}: metric is {cells['metric'][:40]!r}{suggest(cells['metric'], list(Metric))}")
-    try:
-        typed["value"] = float(cells["value"])
-    except ValueError:
-        typed["value"] = math.nan
+    typed["value"] = float(cells["value"]) if NUMBER.fullmatch(cells["value"]) else math.nan
     if not 0 < typed["value"] < math.inf:
         problems.append(f"{where}: value is {cells['value'][:40]!r}, but must be a positive number")
     return Value(**typed) if len(problems) == before else None

@@ -42,8 +42,8 @@ def add(file: Path, source: str, into: Path, **about: Any) -> None:
     from epcross.harness.claims.entry import enter
 
     entered = enter(file, source, about, into)
-    what = f"{entered.values} values" if entered.values else f"{entered.claims} claims"
-    click.echo(f"{what} of {source}: wrote {', '.join(entered.files)} in {entered.folder}")
+    count, what = (entered.values, "value") if entered.values else (entered.claims, "claim")
+    click.echo(f"{count} {what}{'s' * (count != 1)} of {source}: wrote {', '.join(entered.files)} in {entered.folder}")
 
 
 class _WithAdd(click.Command):

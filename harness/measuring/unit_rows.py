@@ -83,6 +83,8 @@ def described_fields(backend: Backend, descriptions: Sequence[Description]) -> d
         "transport": _agreed(d.transport for d in descriptions),
         "algorithm": _agreed(d.algorithm for d in descriptions) or None,
         "kernels": " ".join(first.kernels) or None,
+        "libraries": _agreed(json.dumps(dict(d.libraries), sort_keys=True) for d in descriptions if d.libraries)
+        or None,
         "weights_by": str(backend.weights_by),
         "workspace_bytes": max(d.workspace_bytes for d in descriptions),
         "protocol_bytes": max(d.protocol_bytes for d in descriptions),

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from epcross.harness.errors import StoreError
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, UnitResult
+from epcross.harness.storing.rows import CLOSED_LISTS
 from epcross.harness.storing.run_directory import RunDirectory, open_run
 from epcross.harness.storing.sealed import write_whole
 from epcross.harness.storing.units import read_units
+from epcross.harness.terms import Status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +136,9 @@ def read_rows_table(path: Path) -> pa.Table:
     for column in fields(Record):
         if column.metadata["since"] > oldest and column.name not in table.column_names:
             table = table.append_column(column.name, pa.nulls(len(table), ROWS_SCHEMA.field(column.name).type))
-    return _with_schema(table, ROWS_SCHEMA, path)
+    table = _with_schema(table, ROWS_SCHEMA, path)
+    _require_right(table, path)
+    return table
 
 
 def read_samples_table(path: Path) -> pa.Table:
@@ -209,3 +214,21 @@ def _with_schema(table: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
         return table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise StoreError(f"{path} has columns of other types than this epcross: {error}") from error
+
+
+def _require_right(table: pa.Table, path: Path) -> None:
+    """Refuse rows that no run leaves: a parquet file has no seal, and a wrong number in it would be a wrong result.
+
+    Raises:
+        StoreError: an ok row without a latency above 0, or a word outside a closed list.
+    """
+    problems = []
+    ok, latency_us = pc.equal(table["status"], Status.OK), table["latency_us"]
+    timed = pc.fill_null(pc.and_(pc.is_finite(latency_us), pc.greater(latency_us, 0)), False)
+    if wrong := pc.sum(pc.and_(ok, pc.invert(timed))).as_py():
+        problems.append(f"{wrong} rows are ok without a latency above 0")
+    for name, words in CLOSED_LISTS.items():
+        unknown = sorted(set(pc.unique(table[name]).to_pylist()) - {*words, None})
+        problems += [f"{name} is {unknown[0]!r}, where only {', '.join(words)} are allowed"] if unknown else []
+    if problems:
+        raise StoreError(f"{path} was changed: {'; '.join(problems)}. Make it again from the run directory's units")

@@ -4,7 +4,7 @@ Only the verdict is found here. What is wrong is then said by `verify.Checker` o
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,12 +38,18 @@ class DeviceChecker:
         reduction: Reduction | None = None,
         *,
         rows: DeviceRows,
+        stable_order: bool = True,
     ) -> None:
-        """Remember what the backend declares. Raises `ConfigError` as `Checker`."""
+        """Remember what the backend declares. Raises `ConfigError` as `Checker`.
+
+        Where rows have no stable order, a row's place may be another row's in the next pair. Experts then say the same
+        for each row of a rank in timed series, so that the sums are known all the same.
+        """
         self.point, self.rank, self.slots = point, rank, slots
         self._host = Checker(point, rank, slots, weights_by, reduction)
         self.weights_by, self.reduction = weights_by, self._host.reduction
         self._rows = rows
+        self._stable = stable_order
 
     def check_received(self, gb: GroupBatch, received: DeviceReceived) -> Mismatch | None:
         """Whether this rank holds the right rows, once each, with the right ids, weights and scales."""
@@ -94,7 +100,12 @@ class DeviceChecker:
     def timed_partials(self, gb: GroupBatch, received: DeviceReceived) -> "Tensor":
         """What experts say in timed series, bf16 [N, hidden]; see `DeviceRows.timed_partials`."""
         source, token = received.source.cpu().numpy(), received.token.cpu().numpy()
-        return self._rows.timed_partials(gb, np.full(len(source), self.rank), source, token)
+        return self._timed(gb, np.full(len(source), self.rank), source, token)
+
+    def _timed(self, gb: GroupBatch, rank: Any, source: Any, token: Any) -> "Tensor":
+        if not self._stable:
+            source, token = np.zeros_like(source), np.zeros_like(token)
+        return self._rows.timed_partials(gb, rank, source, token)
 
     def check_combined(self, gb: GroupBatch, combined: "Tensor", *, timed: bool = False) -> Mismatch | None:
         """Whether this rank's sums are those of its tokens' partials; of `timed_partials` if `timed`."""
@@ -153,7 +164,7 @@ class DeviceChecker:
         for step in range(terms.count):
             made_by = terms.rank[:, step]
             if given:
-                partials = self._rows.timed_partials if timed else self._rows.adversarial_partials
+                partials = self._timed if timed else self._rows.adversarial_partials
                 partial = partials(gb, np.maximum(made_by, 0), source, token)
             else:
                 partial = (values * self._rows.put(terms.scale[:, step, None])).to(torch.bfloat16)

@@ -21,7 +21,15 @@ class DeviceRanks:
         self.ranks = range(group.rank * count, (group.rank + 1) * count)
         self._rows = DeviceRows(current_device())
         self._checkers = [
-            DeviceChecker(point, rank, slots, backend.weights_by, backend.reduction, rows=self._rows)
+            DeviceChecker(
+                point,
+                rank,
+                slots,
+                backend.weights_by,
+                backend.reduction,
+                rows=self._rows,
+                stable_order=backend.stable_order,
+            )
             for rank in self.ranks
         ]
 
@@ -50,7 +58,7 @@ class DeviceRanks:
 
     def stage_timed(self, timed: Sequence[GroupBatch]) -> None:
         """See `LocalRanks`. One round of each set; partials depend on (rank, source, token) alone, so that those of one
-        set may lie where another's do."""
+        set may lie where another's do; on the rank alone where rows have no stable order."""
         for set_index, batch in enumerate(timed):
             self.backend.dispatch(set_index)
             received = self.backend.received_ranks(set_index)
@@ -62,7 +70,7 @@ class DeviceRanks:
 
     def check_timed(self, set_index: int, batch: GroupBatch) -> Mismatch | None:
         """See `LocalRanks`."""
-        return self._check_sums(set_index, batch, timed=True) if self.backend.stable_order else None
+        return self._check_sums(set_index, batch, timed=True)
 
     def _check_sums(self, set_index: int, batch: GroupBatch, *, timed: bool) -> Mismatch | None:
         sums = self.backend.combined_ranks(set_index)

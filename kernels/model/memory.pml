@@ -32,6 +32,13 @@ hidden byte i_, j_, at_, what_;
 hidden byte clear_;
 
 inline put(r, a, v) {
+#ifdef ALONE /* no two stores to one word of a peer are under way at once */
+    i_ = 0;
+    do
+    :: i_ < buffer[r].n -> assert(a == FENCE || OWNER_OF(a) == r || buffer[r].address[i_] != a); i_++
+    :: else -> break
+    od;
+#endif
     assert(buffer[r].n < ENTRIES);
     buffer[r].address[buffer[r].n] = a;
     buffer[r].value[buffer[r].n] = v;

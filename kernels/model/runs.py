@@ -12,6 +12,7 @@ class Verdict(StrEnum):
     WRONG = "a reader finds another word than was sent"
     AHEAD = "a rank is two dispatches ahead"
     STUCK = "a rank waits for ever"
+    TWICE = "two stores of a rank to one word of a peer are under way at once"
     OVERFLOW = "the model's buffers are too small"
 
 
@@ -64,18 +65,18 @@ def _fault(protocol: str, name: str, expects: Verdict, *defines: str) -> Run:
 
 
 PROOFS = (
-    _three("sentinel_gpu", "all scenarios", "FULL"),
+    _three("sentinel_gpu", "all scenarios", "FULL", "ALONE"),
     _three("sentinel", "all scenarios"),
     _two("sentinel", "all scenarios"),
     _two("sentinel", "no reduction", "LITERAL", "FIRST_SCENARIO=1", payload=1),
     _three("fence", "all scenarios"),
     _two("fence", "all scenarios"),
     _two("sentinel_gpu", "no reduction", "LITERAL", payload=1),
-    _three("sentinel_gpu", "strict fences", "STRICT"),
-    _two("sentinel_gpu", "all scenarios"),
-    _two("sentinel_gpu", "strict fences", "STRICT"),
-    _three("fence_gpu", "all scenarios", "FULL"),
-    _two("fence_gpu", "all scenarios"),
+    _three("sentinel_gpu", "strict fences", "STRICT", "ALONE"),
+    _two("sentinel_gpu", "all scenarios", "ALONE"),
+    _two("sentinel_gpu", "strict fences", "STRICT", "ALONE"),
+    _three("fence_gpu", "all scenarios", "FULL", "ALONE"),
+    _two("fence_gpu", "all scenarios", "ALONE"),
 )
 """Long ones first."""
 

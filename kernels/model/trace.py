@@ -23,6 +23,8 @@ def verdict(replay: str) -> Verdict:
     found = re.search(r"assertion violated \(?(\S*)", replay)
     if found is None:
         return Verdict.STUCK
+    if ".address[i_]!=" in found[1]:
+        return Verdict.TWICE
     for sign, meaning in (
         ("mem[at_]==", Verdict.LOST),
         ("begun[", Verdict.AHEAD),

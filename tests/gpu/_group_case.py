@@ -1,4 +1,4 @@
-"""One process of a group, run by test_group.py with the words that `main` takes."""
+"""One process of a group, run by test_processes.py with the words that `main` takes."""
 
 import re
 import sys

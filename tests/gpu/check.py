@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in one command, for a machine that is at hand for minutes:
 
-    python tests/gpu/check.py [--steps tests,smoke,...] [--out FOLDER] [--limit-s SECONDS]
+    python tests/gpu/check.py [--steps tests,smoke,...] [--out FOLDER] [--limit-s SECONDS] [--peers FOLDER]
 
 Needs no install: it runs from the checkout with the interpreter that started it, which must have the light core, torch
 for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwise:
@@ -16,8 +16,16 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     processes   sweeps/onesided_mps.yaml         under MPS                   about 5 minutes
     two_smoke   two GPUs: both protocols, every regime; the contract
     nvlink      sweeps/onesided_nvlink.yaml      two GPUs                    about 5 minutes
+    peers       sweeps/baselines_smoke.yaml      every exchange once, two GPUs                about 6 minutes
+    peers_check the contract, for every other exchange, two GPUs
+    peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
+    peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
+    resume      goes on with the runs of baselines that lie in FOLDER/runs, as on a machine lent anew
 
-Without --steps: facts, tests, smoke, check. A step that ends badly does not keep later ones from running. Runs go to
+--peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
+that `make env-NAME` built. Without --steps: facts, tests, smoke, check.
+
+A step that ends badly does not keep later ones from running. Runs go to
 FOLDER/runs and are packed as FOLDER/runs.tar.gz after each step, so that a machine taken away loses one step at most;
 what each step printed is in FOLDER/STEP.log.
 """
@@ -28,11 +36,26 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
+from peers import prepare
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/gpu/config"
+PEERS = (
+    *(
+        "flashinfer_one_sided",
+        "flashinfer_two_sided",
+        "deepep_v2",
+        "deepep_normal",
+        "deepep_ll",
+        "nccl_ep",
+        "nccl_ep_ht",
+    ),
+    *("nccl_a2a", "nccl_a2a_padded", "ag_rs"),
+)
 
 
 def commands(out: Path) -> dict[str, list[list[str]]]:
@@ -40,8 +63,8 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
     epcross = [*python, "-m", "epcross.harness.cli"]
     runs = f"output_dir={out / 'runs'}"
 
-    def sweep(name: str) -> list[str]:
-        return [*epcross, "run", f"sweep={name}", runs]
+    def sweep(name: str, *words: str) -> list[str]:
+        return [*epcross, "run", f"sweep={name}", *words, runs]
 
     def smoke(device: str) -> list[list[str]]:
         names = ("onesided_fence", "onesided_sentinel")
@@ -71,6 +94,12 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "processes": [sweep("onesided_mps")],
         "two_smoke": smoke("cuda"),
         "nvlink": [sweep("onesided_nvlink")],
+        "peers": [[*epcross, "backends"], sweep("baselines_smoke", "timing.wall_limit_s=100")],
+        "peers_check": [[*epcross, "check", f"backend={name}", "ep_size=2", "device=cuda"] for name in PEERS],
+        "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
+        "peers_entry": [sweep("baselines_nvlink", "regime=entry", "timing.wall_limit_s=120")],
+        "peers_mps": [sweep("baselines_mps")],
+        "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-baselines_*"))],
     }
 
 
@@ -109,16 +138,21 @@ def main() -> int:
     parser.add_argument("--steps", default="facts,tests,smoke,check")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu-check")
     parser.add_argument("--limit-s", type=float, default=540.0, help="of each command")
+    parser.add_argument("--peers", type=Path, help="a folder with vendors' libraries")
     given = parser.parse_args()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    if given.peers:
+        os.environ.update(
+            prepare(given.peers, Path(tempfile.mkdtemp(prefix="epcross-peers-")), ROOT / ".venv" / "envs")
+        )
     known = commands(out)
     steps = given.steps.split(",")
     if unknown := [step for step in steps if step not in known]:
         parser.error(f"unknown step {unknown[0]}; choose from {', '.join(known)}")
     codes = {}
     for step in steps:
-        codes[step] = max(run(step, command, out / f"{step}.log", given.limit_s) for command in known[step])
+        codes[step] = max((run(step, c, out / f"{step}.log", given.limit_s) for c in known[step]), default=0)
         pack(out)
     sys.stdout.write("".join(f"{step:12} {'ok' if code == 0 else f'exit {code}'}\n" for step, code in codes.items()))
     return 1 if any(codes.values()) else 0

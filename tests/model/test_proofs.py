@@ -65,6 +65,13 @@ def test_a_trace_of_every_fault_is_kept_and_ends_with_its_verdict(run: Run) -> N
     assert text.endswith(f"\n{run.expects}.\n")
 
 
+@NEEDS_SPIN
+def test_two_stores_under_way_to_one_word_of_a_peer_are_noticed() -> None:
+    """Headers in one set: the next round's follows while the one before may be under way."""
+    (run,) = (run for run in FAULTS if run.slug == "sentinel_gpu-one-set-of-headers")
+    assert check.check(replace(run, expects=Verdict.TWICE, defines=(*run.defines, "ALONE"))).verdict is Verdict.TWICE
+
+
 def test_early_re_arming_is_found_by_a_row() -> None:
     """Not by a count, which the implementation looks at once."""
     text = (MODEL / "traces" / "sentinel-re-arm-too-early.txt").read_text()
@@ -89,6 +96,7 @@ def test_without_a_release_fence_re_armings_may_arrive_and_need_not(outcomes: di
         ("pan:1: assertion violated (begun[r]<=(begun[k_]+1)) (at depth 9)", Verdict.AHEAD),
         ("pan:1: assertion violated (buffer[r].n<22) (at depth 9)", Verdict.OVERFLOW),
         ("pan:1: assertion violated (i_<24) (at depth 9)", Verdict.OVERFLOW),
+        ("pan:1: assertion violated (((7==255)||((7/14)==r))||(buffer[1].address[i_]!=7)) (at depth 9)", Verdict.TWICE),
         ("pan:1: invalid end state (at depth 60)", Verdict.STUCK),
     ],
 )

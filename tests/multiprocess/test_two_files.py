@@ -15,7 +15,7 @@ from epcross.harness.verification.contract import cases
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-SECTION = PAGE[PAGE.index("## Add a baseline in two files") : PAGE.index("## Tests")]
+SECTION = PAGE[PAGE.index("## Add a baseline in two files") : PAGE.index("**On a GPU**")]
 FILES = dict(re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))
 IN_REPOSITORY, OUT_OF_TREE = (
     block.splitlines() for block in re.findall(r"^```sh\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)

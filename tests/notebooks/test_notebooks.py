@@ -145,23 +145,44 @@ def test_every_cell_runs_and_nothing_complains(executed: Executed, name: str) ->
     assert "left out, because" not in html(notebook)
 
 
-@pytest.mark.parametrize(("name", "figures"), [("01_quickstart", 5), ("02_crossover", 4), ("04_add_a_kernel", 1)])
+@pytest.mark.parametrize(("name", "figures"), [("01_quickstart", 5), ("02_crossover", 7), ("04_add_a_kernel", 1)])
 def test_figures_are_drawn_with_their_captions(executed: Executed, name: str, figures: int) -> None:
     page = html(executed(name))
     assert page.count('src="data:image/svg+xml;base64,') == figures
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
     assert len(captions) == figures
     for caption in captions:  # estimator, n and run
-        assert re.search(r"n = \d+ repeats", caption)
+        assert re.search(r"n = \d+(?: to \d+)? repeats", caption)
         assert re.search(r"run \d{8}-\d{6}-\w+-[0-9a-f]{4}", caption)
         assert "median" in caption
+        assert len(re.findall(r"domain (?:cpu|nvlink|shared_gpu); run", caption)) == 1  # never two in one figure
+
+
+def test_the_crossover_between_gpus_is_shown_with_its_interval_and_state(executed: Executed) -> None:
+    """Medians of the committed run: 185 us against 187 at 2048 tokens, 366 against 365 at 4096."""
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", html(executed("02_crossover")), re.DOTALL)
+    domains = [re.findall(r"domain (\w+); run", caption)[0] for caption in captions]
+    assert domains == ["cpu"] * 4 + ["nvlink"] * 2 + ["shared_gpu"]
+    assert "1 to 3 launches x 3 seeds x 3 chains" in captions[-1]
+    (table,) = [
+        output["data"]["text/plain"]
+        for cell in executed("02_crossover").cells
+        if cell.source.startswith("pair = frame.load(NVLINK)")
+        for output in cell.outputs
+    ]
+    assert "none in range" in table
+    assert "onesided_sentinel" in table
+    assert "ambiguous" in table  # without a margin: a crossing is there, and four launches do not call it
+    assert "1024.0" in table
 
 
 def test_published_values_stand_beside_measured_ones_with_verdicts(executed: Executed) -> None:
     page = html(executed("03_published"))
     curves, beside, verdicts = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
     assert "domain published: single values as aiconfigurator_deepep_ll, trtllm_blog18 state them" in curves
-    assert re.search(r"domain cpu: medians of n = \d+ repeats; run \d{8}-", beside)
+    for domain in ("cpu", "nvlink"):
+        assert len(re.findall(rf"domain {domain}: medians of n = \d+ repeats; run \d{{8}}-", beside)) == 1
+    assert "domain published: single values" in beside
     assert "rows of two domains are not compared" in beside
     assert re.search(r"judged by \d+ rows of \d{8}-", verdicts)
     (table,) = [

@@ -108,7 +108,11 @@ def test_a_good_claim_is_read(tmp_path: Path) -> None:
         ({"kind": "nominal"}, "kind nominal and quantity speedup do not go together"),
         ({"phase": "roundtrip"}, "did you mean 'round_trip'"),
         ({"quantity": "share", "baseline": ""}, "phase round_trip is of no use with quantity share"),
-        ({"operator": "at most"}, None),
+        ({"operator": "at most", "lower": None}, None),
+        ({"operator": "at most", "better": "lower"}, None),
+        ({"operator": "at most"}, "lower is given with operator 'at most', so what lies beyond it would be outside"),
+        ({"operator": "at least"}, "upper is given with operator 'at least'"),
+        ({"operator": "at least", "better": "lower"}, "leave it out, or say better: higher"),
         ({"operator": "up to", "lower": None}, "lower is missing; operator 'up to' needs it"),
         ({"lower": 3.0}, "lower 3 is above upper 2.2"),
         ({"lower": float("nan")}, "lower is nan, but must be a finite number"),
@@ -121,6 +125,8 @@ def test_a_good_claim_is_read(tmp_path: Path) -> None:
         ({"where": {"ep_size": "8"}}, "where: ep_size is '8', but must be a positive whole number"),
         ({"where": {"ep_size": True}}, "where: ep_size is True"),
         ({"where": {"ep_size": []}}, "where: ep_size names no value"),
+        ({"where": {"ep_size": [8, 16, 8]}}, "where: ep_size names 8 twice"),
+        ({"open": {"regime": ["steady", "steady"]}}, "open: regime names 'steady' twice"),
         ({"where": {"ep_size": {"from": 64, "to": 8}}}, "must be {from: A, to: B} with whole numbers"),
         ({"where": {"ep_size": {"from": 8, "till": 64}}}, "must be {from: A, to: B}"),
         ({"where": {"regime": {"from": 8}}}, "a range {from, to} is for numbers"),
@@ -148,6 +154,10 @@ def test_a_good_claim_is_read(tmp_path: Path) -> None:
         ),
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"id": 5}, "id is 5, but must be text"),
+        ({"id": ""}, "id is '', but must be up to 16 letters, digits"),
+        ({"id": "--json"}, "id is '--json'"),
+        ({"id": "a b"}, "id is 'a b'"),
+        ({"id": "X" * 17}, "id is 'XXXXXXXXXXXXXXXXX'"),
     ],
 )
 def test_a_claim_that_cannot_be_judged_is_refused(tmp_path: Path, change: dict[str, Any], words: str | None) -> None:
@@ -179,6 +189,7 @@ def test_problems_of_several_claims_come_together(tmp_path: Path) -> None:
     ("more", "words"),
     [
         ({"claims": {"X": 1}}, "claims is dict, but must be a list"),
+        ({"claims": None}, "claims is empty, but must be a list"),
         ({"claims": ["X"]}, "claim number 1: is 'X', but must be a mapping"),
         ({"actors": []}, "actors is list, but must be a mapping"),
         ({"actors": {"x": {"reproduces": ["a"]}}}, "actor 'x': says is missing"),
@@ -202,3 +213,48 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "claims.yaml").write_text("claims: []\nactors: {}\nclaims: []\n")
     with pytest.raises(ConfigError, match="the key 'claims' stands twice"):
         read_book([SHIPPED], shipped=tmp_path / "claims.yaml")
+
+
+@pytest.mark.parametrize(
+    ("group", "made", "claim", "words"),
+    [
+        ("actors", {"says": "y"}, {}, "actor 'mine' names no backend; list those that stand for it"),
+        (
+            "actors",
+            {"says": "y", "replicates": ["a"]},
+            {"baseline": "mine"},
+            "baseline 'mine' has no backend under `reproduces`",
+        ),
+        (
+            "systems",
+            {"products": ["H200", ""]},
+            {},
+            "system 'mine': product '' must begin and end with a letter or digit",
+        ),
+        ("systems", {"products": [" "]}, {}, "system 'mine': product ' '"),
+    ],
+)
+def test_what_would_judge_nothing_or_anything_is_refused(
+    tmp_path: Path, group: str, made: dict[str, Any], claim: dict[str, Any], words: str
+) -> None:
+    """Such a claim would be passed over in silence, or an absolute one be judged on any GPU."""
+    shipped = yaml.safe_load(SHIPPED_CLAIMS.read_text())[group]
+    with pytest.raises(ConfigError) as caught:
+        book(tmp_path, CLAIM | claim, **{group: shipped | {"mine": made}})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["1_2", "012", "0x12", "0b11", "1:30", "1:30.5", "1_0.5"])
+def test_a_number_that_yaml_reads_as_another_is_refused(tmp_path: Path, number: str) -> None:
+    page = yaml.safe_dump(yaml.safe_load(SHIPPED_CLAIMS.read_text()) | {"claims": [CLAIM | {"upper": "HERE"}]})
+    (tmp_path / "claims.yaml").write_text(page.replace("HERE", number))
+    with pytest.raises(ConfigError, match=f"has the number {number}, which YAML reads as another one than it looks"):
+        read_book([SHIPPED], shipped=tmp_path / "claims.yaml")
+
+
+@pytest.mark.parametrize(("number", "value"), [("12", 12), ("2.5e+1", 25), ("12.", 12), ("+12.5", 12.5)])
+def test_a_plain_number_is_read(tmp_path: Path, number: str, value: float) -> None:
+    page = yaml.safe_dump(yaml.safe_load(SHIPPED_CLAIMS.read_text()) | {"claims": [CLAIM | {"upper": "HERE"}]})
+    (tmp_path / "claims.yaml").write_text(page.replace("HERE", number))
+    (claim,) = read_book([SHIPPED], shipped=tmp_path / "claims.yaml").claims
+    assert claim.upper == value

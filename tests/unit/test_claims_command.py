@@ -184,7 +184,7 @@ def test_claims_are_entered_and_judged(elsewhere: Path, tmp_path: Path, capsys: 
         yaml.safe_dump({"claims": [{k: v for k, v in CLAIM.items() if k != "source"}]})
     )
     assert add("ours.yaml", "--source", "smith2026", "--title", "Smith et al.") == 0
-    assert "1 claims of smith2026" in capsys.readouterr().out
+    assert "1 claim of smith2026" in capsys.readouterr().out
     assert cli(["claims", "--claim", "X01"]) == 3
     assert "source smith2026: 2; bounds 1.8..2.2" in capsys.readouterr().out
     (elsewhere / "table.csv").write_text(TABLE)

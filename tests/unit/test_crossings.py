@@ -122,3 +122,26 @@ def test_an_equal_part_is_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     texts = [text.get_text() for text in figure.drawing.legends[0].get_texts()]
     assert texts == ["equal"]
     assert figure.title == crossings.TITLE
+
+
+def test_a_lead_that_ends_in_a_draw_is_coloured_up_to_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.colors import to_rgba
+
+    monkeypatch.setattr(report_runs, "TIMING", replace(report_runs.TIMING, launches=5))
+
+    def change(row: Record) -> Record:
+        value = 40.0 if row.backend == "shm_sentinel" and row.tokens_per_rank <= 4 else 50.0
+        return replace(row, latency_us=value, latency_min_us=value, latency_max_us=value, flags="")
+
+    (half,) = plots.load(make_run(tmp_path, points(backends=("shm_fence", "shm_sentinel")), change))
+    figure = drawn(half)
+    for line in figure.data:
+        assert (line["state"], line["faster_below"], line["faster_above"]) == ("none in range", "SHM Sentinel", "equal")
+        assert (line["leads_from"], line["leads_to"]) == (1, 4)
+    ax = figure.drawing.axes[0]
+    parts = [patch for patch in ax.patches if patch.get_gid() is None]
+    spans = [patch.get_extents().transformed(ax.transData.inverted()) for patch in parts]
+    assert [patch.get_facecolor() for patch in parts[:2]] == [to_rgba(SENTINEL), to_rgba("#c8c8c8")]
+    assert spans[0].x0 < 1
+    assert [spans[0].x1, spans[1].x0] == pytest.approx([4, 4])
+    assert spans[1].x1 > 64

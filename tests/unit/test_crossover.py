@@ -66,7 +66,8 @@ def test_no_change_is_none_in_range() -> None:
     found = judged([1.5, 1.2, 1.01])
     assert found["state"] == "none in range"
     assert np.isnan([found["estimate"], found["low"], found["high"], found["bracket_low"]]).all()
-    assert (found["faster_below"], found["faster_above"]) == ("a", "a")
+    assert (found["faster_below"], found["faster_above"]) == ("a", "equal")
+    assert (found["leads_from"], found["leads_to"]) == (TOKENS[0], TOKENS[1])
     equal = judged([1.01, 0.99, 1.0])
     assert (equal["state"], equal["faster_below"], equal["faster_above"]) == ("none in range", "equal", "equal")
 

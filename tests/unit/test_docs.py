@@ -22,7 +22,7 @@ DOCUMENTS = [
     if not any(part.startswith(".") or part in SKIPPED for part in path.relative_to(ROOT).parts)
     and path.relative_to(ROOT).parts[:1] != ("src",)
 ]
-MAKE_TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MAKE_TARGETS = set(re.findall(r"^([a-z0-9_-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -21,7 +21,19 @@ BACKENDS = {
     if name.startswith("epcross.harness.backends.") and not name.endswith((".base", ".loader"))
 }
 
-VENDOR = {"cuda", "cupy", "deep_ep", "deep_gemm", "flashinfer", "mpi4py", "nvshmem", "pynvml", "torch", "triton"}
+VENDOR = {
+    "cuda",
+    "cupy",
+    "deep_ep",
+    "deep_gemm",
+    "flashinfer",
+    "mpi4py",
+    "nccl",
+    "nvshmem",
+    "pynvml",
+    "torch",
+    "triton",
+}
 """Libraries that most machines lack: imported by the code that calls them, when it is called."""
 
 SLOW = VENDOR | {"IPython", "matplotlib", "pandas", "seaborn", "scipy", "submitit"}

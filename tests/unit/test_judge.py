@@ -147,7 +147,6 @@ def test_latency(tmp_path: Path, latency_us: float, verdict: str) -> None:
         ("domain", "cpu", "measured at domain cpu, not at nvlink"),
         ("domain", "shared_gpu", "measured at domain shared_gpu"),
         ("ep_size", 2, "measured at ep_size 2, not at 8"),
-        ("tokens_per_rank", 8, "measured at tokens_per_rank 8, not at 1"),
         ("dispatch_format", "bf16", "measured at dispatch_format bf16, not at fp8"),
         ("model", "tiny", "measured at model tiny, not at deepseek_v3"),
         ("phase", "dispatch", "measured at phase dispatch, not at round_trip"),
@@ -161,6 +160,18 @@ def test_other_conditions_are_not_comparable(tmp_path: Path, column: str, value:
     found = verdict_of(book_of("D01"), other, way=Way.REPRODUCES)
     assert found.verdict is Verdict.NOT_COMPARABLE
     assert words in found.reason
+
+
+def test_a_batch_that_lacks_is_not_measured_and_what_is_there_is_in_order(tmp_path: Path) -> None:
+    kernels = {"deepep_ll": lambda _: 24.0}
+    rows = measured(tmp_path / "a", kernels, tokens=(8, 32, 128, 512), ep_size=8, dispatch_format="fp8")
+    found = verdict_of(book_of("D01"), rows, way=Way.REPRODUCES)
+    assert found.verdict is Verdict.NOT_MEASURED
+    assert found.reason == "deepep_ll: measured at tokens_per_rank 8, 32, 128, 512, not at 1"
+    elsewhere = measured(tmp_path / "b", kernels, tokens=(8, 32), ep_size=2, dispatch_format="fp8")
+    found = verdict_of(book_of("D01"), elsewhere, way=Way.REPRODUCES)
+    assert found.verdict is Verdict.NOT_COMPARABLE  # other batches of it would be at another EP size too
+    assert found.reason == "deepep_ll: measured at ep_size 2, not at 8"
 
 
 def test_no_rows_are_not_measured(tmp_path: Path) -> None:
@@ -315,6 +326,23 @@ def test_a_crossover_the_other_way_round_contradicts_both(tmp_path: Path) -> Non
         found = verdict_of(book_of(name), rows)
         assert found.verdict is Verdict.OUTSIDE
         assert "the other way round" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("leads_to", "p04", "p05"), [(64, "inconclusive", "inconclusive"), (256, "inside", "inconclusive")]
+)
+def test_a_lead_that_ends_in_a_draw_reaches_no_further_than_its_last_batch(
+    tmp_path: Path, leads_to: int, p04: str, p05: str
+) -> None:
+    """Faster up to 64 tokens and equal from there on is neither `faster up to 128` nor `overtaken by 256`."""
+    curves = {"layer_onesided": lambda t: 80.0 if t <= leads_to else 100.0, "megamoe": lambda _: 100.0}
+    rows = measured(tmp_path, curves, tokens=CROSSING, phase="layer")
+    found = [verdict_of(book_of(name), rows) for name in ("P04", "P05")]
+    assert [one.verdict for one in found] == [p04, p05]
+    assert {one.found for one in found} == {f"inf [{leads_to}..inf]"}
+    back = {"layer_onesided": lambda _: 100.0, "megamoe": lambda t: 100.0 if t < leads_to else 80.0}
+    behind = measured(tmp_path / "back", back, tokens=CROSSING, phase="layer")
+    assert verdict_of(book_of("P04"), behind).found == f"0 [0..{leads_to}]"
 
 
 def test_a_crossover_that_cannot_be_told_is_inconclusive(tmp_path: Path) -> None:

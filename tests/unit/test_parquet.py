@@ -144,3 +144,31 @@ def test_tables_of_the_first_schema_have_nulls_in_later_columns(run: RunDirector
     write_tables(tmp_path / "old", table.drop(later), pq.read_table(samples))
     with pytest.raises(StoreError, match="has other columns than this epcross"):
         load_rows(tmp_path / "old")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("latency_us", float("nan"), "4 rows are ok without a latency above 0"),
+        ("latency_us", float("inf"), "4 rows are ok without a latency above 0"),
+        ("latency_us", None, "4 rows are ok without a latency above 0"),
+        ("latency_us", 0.0, "4 rows are ok without a latency above 0"),
+        ("latency_us", -1.0, "4 rows are ok without a latency above 0"),
+        ("status", "fine", "status is 'fine', where only ok, "),
+        ("domain", "moon", "domain is 'moon', where only cpu, "),
+        ("regime", "stead", "regime is 'stead', where only "),
+    ],
+)
+def test_rows_that_no_run_leaves_are_refused(run: RunDirectory, column: str, value: object, words: str):
+    """A parquet file has no seal: without a look at it, a verdict or a figure would rest on what was changed."""
+    write_unit(run, make_unit(make_point()))
+    path = compact(run)[0]
+    assert len(load_rows(path)) == 4
+    table = pq.read_table(path)
+    field = table.schema.field(column)
+    changed = pa.array([value] * len(table), field.type)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), field, changed), path)
+    with pytest.raises(StoreError, match="was changed: ") as caught:
+        load_rows(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)

@@ -1,5 +1,6 @@
 """Where one series overtakes another, for every pair and EP size: who leads on either side, and how sure that is."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,10 @@ def draw(scene: Scene) -> Figure | Omitted:
         ax = canvas.panels[name]
         for pair in panels[name]:
             _draw_strip(scene, canvas, name, pair, strips.index(_strip(pair)))
-            numbers = ("state", "reason", "estimate", "low", "high", "faster_below", "faster_above", "agreement")
+            numbers = (
+                "state", "reason", "estimate", "low", "high", "faster_below", "faster_above", "leads_from", "leads_to",
+                "agreement",
+            )  # fmt: skip
             line = entry(scene, name, pair.points[0], second=pair.second.name, **{n: pair.line[n] for n in numbers})
             data.append({**line, "key": _strip(pair), "tokens_per_rank": None})
         token_axis(ax, sorted({point.tokens for pair in panels[name] for point in pair.points}))
@@ -43,7 +47,8 @@ def draw(scene: Scene) -> Figure | Omitted:
         ax.grid(visible=False, axis="y")
     sentence = (
         "colour and marker: the series whose median is lower there, beyond the margin of "
-        f"{MARGIN:.0%} and by the 95 % interval over resampled launches, seeds and chains; diamond and bar: tokens at "
+        f"{MARGIN:.0%} and by the 95 % interval over resampled launches, seeds and chains; grey: neither, beyond the "
+        "last batch that one leads; diamond and bar: tokens at "
         "which the ratio of the medians crosses 1, and their interval, with an arrow where it leaves the range "
         "measured; white: the launches at hand do not tell"
     )
@@ -103,8 +108,19 @@ def _parts(line: Any, first: float, last: float) -> Sequence[tuple[float, float,
     """What may be coloured: (from, to, who leads); nothing inside the interval of a crossing."""
     below, above = line["faster_below"], line["faster_above"]
     if line["state"] == State.NONE_IN_RANGE:
-        return [(first, last, below)]
+        return _led(line, first, last)
     if line["state"] not in (State.CROSSED, State.MULTIPLE):
         return []
     low, high = max(line["low"], first), min(line["high"], last)
     return [part for part in ((first, low, below), (high, last, above)) if part[0] < part[1]]
+
+
+def _led(line: Any, first: float, last: float) -> Sequence[tuple[float, float, str]]:
+    """The parts of a strip without a crossing: one lead, and no lead on either side of it."""
+    leader = next((side for side in (line["faster_below"], line["faster_above"]) if side != "equal"), "equal")
+    if math.isnan(line["leads_from"]):
+        return [(first, last, "equal")]
+    low = first if line["leads_from"] == line["tokens_low"] else line["leads_from"]
+    high = last if line["leads_to"] == line["tokens_high"] else line["leads_to"]
+    parts = ((first, low, "equal"), (low, high, leader), (high, last, "equal"))
+    return [part for part in parts if part[0] < part[1]]

@@ -94,8 +94,8 @@ def draw(scene: Scene) -> Figure | Omitted:
         ax.set_xlabel("tokens per rank")
     sentence = (
         "colour and marker: the series with the least median; number: how much longer the second takes; pale and in "
-        f"brackets: within {MARGIN:.0%}, or the 95 % interval of the ratio holds 1, so no clear winner; white: fewer "
-        "than two series"
+        f"brackets: within {MARGIN:.0%}, or the 95 % interval of the ratio holds 1, or launches are too few, so no "
+        "clear winner; white: fewer than two series"
     )
     rows = shown_rows([cell for winner in found for cell in (winner.cell, winner.second)])
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=scene.caption(sentence, rows=rows), data=data)

@@ -1,0 +1,170 @@
+"""DeepEP's second generation, `deep_ep.ElasticBuffer`: kernels compiled at run time, over NCCL's windows.
+
+Dispatch sends a token once to each rank and copies it out of the landing buffer; experts apply weights; combine adds
+ranks' partials. Without a sync of the host the receive tensors have room for every token of every rank, and the number
+of rows that count is on the GPU.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from epcross.harness.backends import vendor
+from epcross.harness.backends.base import Description
+from epcross.harness.backends.deepep import REBUILDS, DeepEP
+from epcross.harness.backends.device_inputs import OwnedByLibrary
+from epcross.harness.backends.gpu import DeviceReceived
+from epcross.harness.backends.landing import as_received
+from epcross.harness.errors import EpcrossError
+from epcross.harness.point import Point, Scalar
+from epcross.harness.terms import Boundary, RowFormat
+from epcross.kernels.formats import row_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ALIGN_BYTES = 2 << 20  # buffers are multiples of this
+_DISPATCH_TAKES = (
+    *("x", "topk_idx", "topk_weights", "num_experts", "num_max_tokens_per_rank", "num_sms"),
+    *("do_handle_copy", "do_cpu_sync"),
+)
+
+
+class DeepEPV2(DeepEP):
+    """Non-expanded layout, no sync of the host."""
+
+    name = "deepep_v2"
+    needs = "ElasticBuffer"
+    over = "nccl"  # whose communicator it goes on with
+    remedy = "make env-deepep_v2 builds its environment"
+    boundary: ClassVar = vendor.boundaries(
+        {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.TRANSFER, Boundary.COPY_OUT},
+        {Boundary.TRANSFER, Boundary.REDUCE},
+    )
+
+    @classmethod
+    def option_defaults(cls) -> Mapping[str, Scalar]:
+        """`sm_budget` default: few SMs, so that compute may overlap, as the library does unless told otherwise;
+        maximum: as many as it takes when told that nothing overlaps. `num_sms` above 0 sets the number itself.
+        `timeout_s` bounds waits on the GPU."""
+        return {"sm_budget": "default", "num_sms": 0, "timeout_s": 100}
+
+    def differs(self, buffer: Any) -> str | None:
+        """See `DeepEP`."""
+        return (
+            vendor.lacks("ElasticBuffer", buffer.__init__, "num_max_tokens_per_rank", "prefer_overlap_with_compute")
+            or vendor.lacks("ElasticBuffer.dispatch", buffer.dispatch, *_DISPATCH_TAKES)
+            or vendor.lacks("ElasticBuffer.combine", buffer.combine, "x", "handle")
+        )
+
+    def unsupported(self, point: Point) -> str | None:
+        """bf16 rows, or fp8 ones with a scale for each 128 values; slots that ranks share evenly."""
+        problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 128})
+        if self.options["sm_budget"] not in ("default", "maximum"):
+            problems.append(f"sm_budget={self.options['sm_budget']} must be default or maximum")
+        if point.model.top_k > 32:
+            problems.append(f"{self.name} takes top_k up to 32, not {point.model.top_k}")
+        return "; ".join(problems) or None
+
+    def workspace_bytes(self, point: Point) -> int:
+        """About what the library asks for at one NVLink domain, which only its compiled part knows exactly: landing
+        buffers of both directions, to its alignment."""
+        size = row_size(point.dispatch_format, point.model.hidden)
+        slots = max(1, point.max_tokens_per_rank) * point.ep_size
+        needed = slots * (size.padded_bytes + 16 * point.model.top_k + 2 * point.model.hidden)
+        return -(-needed // _ALIGN_BYTES) * _ALIGN_BYTES
+
+    def make_buffer(self, deep_ep: Any, torch_group: Any) -> None:
+        """See `DeepEP`."""
+        point = self._point
+        timeout_s = vendor.integer(self.options["timeout_s"])
+        self._buffer = deep_ep.ElasticBuffer(
+            torch_group,
+            num_max_tokens_per_rank=self._capacity,
+            hidden=self._hidden,
+            num_topk=point.model.top_k,
+            use_fp8_dispatch=point.dispatch_format is RowFormat.FP8,
+            prefer_overlap_with_compute=self.options["sm_budget"] == "default",
+            num_cpu_timeout_secs=timeout_s,
+            num_gpu_timeout_secs=timeout_s,
+            explicitly_destroy=True,
+        )
+        if self._buffer.num_scaleup_ranks != point.ep_size:
+            raise EpcrossError(
+                f"DeepEP sees {self._buffer.num_scaleup_ranks} of {point.ep_size} ranks in this NVLink domain and "
+                "would send to the others over RDMA: that is another exchange than the one asked for"
+            )
+        rows = self._capacity * point.ep_size
+        self._partials = [self.zeros(rows, self._hidden) for _ in self._inputs]
+        self._out = OwnedByLibrary()
+
+    def dispatch(self, set_index: int) -> None:
+        """See `Backend`."""
+        inputs = self._inputs[set_index]
+        self._landed = self._buffer.dispatch(
+            self.given(set_index),
+            topk_idx=inputs.ids,
+            topk_weights=inputs.weights,
+            num_experts=self._slots,
+            num_max_tokens_per_rank=self._capacity,
+            num_sms=vendor.integer(self.options["num_sms"]),
+            do_handle_copy=False,
+            do_cpu_sync=False,
+        )
+
+    def received_ranks(self, set_index: int) -> list[DeviceReceived]:
+        """See `GpuBackend`. Ids arrive numbered from this rank's first, with -1 for other ranks'."""
+        vendor.synchronize()
+        x, ids, weights, handle, _ = self._landed
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        count = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
+        place = handle.recv_src_metadata[:count, 0]
+        local = ids[:count]
+        return [
+            as_received(
+                self._point,
+                self._rank,
+                source=place.div(self._capacity, rounding_mode="floor"),
+                token=place % self._capacity,
+                ids=(local + self._rank * self._point.experts_per_rank).where(local >= 0, local),
+                weights=weights[:count],
+                rows=rows[:count],
+                scales=None if scales is None else scales[:count],
+            )
+        ]
+
+    def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
+        """See `GpuBackend`. In the order of rows, hence a buffer for each set."""
+        self._partials[set_index][: len(partials[0])] = partials[0]
+
+    def combine(self, set_index: int) -> None:
+        """See `Backend`."""
+        sums, _, _ = self._buffer.combine(self._partials[set_index], handle=self._landed[3])
+        self._out.put(set_index, sums, captured=vendor.capturing())
+
+    def combined_ranks(self, set_index: int) -> "list[Tensor]":
+        """See `GpuBackend`."""
+        vendor.synchronize()
+        return [self._out.get(set_index)]
+
+    def poison(self) -> None:
+        """See `Backend`."""
+        self._out.poison()
+
+    def describe(self) -> Description:
+        """See `Backend`."""
+        return Description(
+            version=vendor.version_of(*REBUILDS),
+            transport="nvlink, nccl windows",
+            algorithm=f"not expanded, sm_budget {self.options['sm_budget']}",
+            kernels=("dispatch", "dispatch_copy_epilogue", "combine", "combine_reduce_epilogue"),
+            workspace_bytes=self._buffer.num_bytes,
+            num_sms=0 if self._landed is None else self._landed[3].num_sms,
+            libraries=self.libraries(),
+        )
+
+    def close(self) -> None:
+        """See `Backend`."""
+        if self._buffer is not None:
+            self._out.clear()
+            self._landed = None
+        super().close()

@@ -1,0 +1,93 @@
+"""FlashInfer's two-sided exchange (`NVLinkTwoSidedAlltoAll`): packets through a queue for each peer, receivers copy.
+
+A first step exchanges routing and counts; rows, and scale rows after them, follow. Combine sends a partial back to the
+selection it came from and adds over selections with torch.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from epcross.harness.backends import vendor
+from epcross.harness.backends.base import Description
+from epcross.harness.backends.flashinfer import FORMATS, MAX_RANKS, FlashInfer
+from epcross.harness.point import Point
+from epcross.harness.terms import Boundary
+from epcross.kernels.formats import row_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FlashInferTwoSided(FlashInfer):
+    """Rows arrive in tensors of their own."""
+
+    name = "flashinfer_two_sided"
+    library = "NVLinkTwoSidedAlltoAll"
+    boundary = vendor.boundaries(
+        {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.TRANSFER, Boundary.COPY_OUT},
+        {Boundary.TRANSFER, Boundary.COPY_OUT, Boundary.REDUCE},
+    )
+
+    def differs(self) -> str | None:
+        """See `FlashInfer`."""
+        return None
+
+    def unsupported(self, point: Point) -> str | None:
+        """Experts in fours, and what rows are made of."""
+        problems = vendor.format_problems(self.name, point, FORMATS)
+        if point.placement.num_slots % 4:
+            problems.append(f"{self.name} takes a multiple of 4 experts, not {point.placement.num_slots}")
+        if point.ep_size > MAX_RANKS:
+            problems.append(f"{self.name} takes at most {MAX_RANKS} ranks, not {point.ep_size}")
+        return "; ".join(problems) or None
+
+    def workspace_bytes(self, point: Point) -> int:
+        """Receive tensors, and the partials that come back to each selection; the queues beside them depend on the
+        GPU's number of SMs and not on the shape."""
+        size = row_size(point.dispatch_format, point.model.hidden)
+        most, top_k = max(1, point.max_tokens_per_rank), point.model.top_k
+        row = size.row_bytes + size.scale_bytes + 8 * top_k
+        return most * point.ep_size * row + most * top_k * 2 * point.model.hidden
+
+    def prebuild(self) -> None:
+        """Have the library compile its kernels."""
+        if self.unavailable() is None:
+            from flashinfer.moe_ep.backends.split.comm.nvlink_two_sided import (  # type: ignore[import-not-found]
+                kernels,
+            )
+
+            kernels.get_nvlink_two_sided_alltoall_module()
+
+    def configuration(self) -> Any:
+        """See `FlashInfer`. Makes the buffers of partials too: combine reads a tensor of the caller."""
+        import torch
+        from flashinfer.moe_ep.backends.split.comm.nvlink_two_sided.config import (  # type: ignore[import-not-found]
+            NVLinkTwoSidedConfig,
+        )
+
+        shape = (self._most * self._point.ep_size, self._point.model.hidden)
+        self._partials = [torch.zeros(shape, dtype=torch.bfloat16, device=self._device) for _ in self._inputs]
+        return NVLinkTwoSidedConfig()
+
+    def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
+        """See `GpuBackend`. Where rows lie follows the routing, hence a buffer for each set."""
+        self._partials[set_index][self._at] = partials[0].to(self._device)
+
+    def combine(self, set_index: int) -> None:
+        """See `Backend`."""
+        self._communication.combine(self._partials[set_index], output=self._out[set_index])
+
+    def describe(self) -> Description:
+        """See `Backend`."""
+        queues = sum(
+            int(held.shape[1]) * held.element_size()
+            for name in ("_workspace", "_prepare_workspace")
+            if (held := getattr(self._communication, name, None)) is not None
+        )
+        return Description(
+            version=vendor.version_of("flashinfer-python"),
+            transport="nvlink two-sided",
+            algorithm="counts, rows and scale rows one after another",
+            workspace_bytes=queues + self.workspace_bytes(self._point),
+            libraries=self.libraries(),
+        )

@@ -1,0 +1,304 @@
+"""NCCL's own expert-parallel library, `nccl.ep` of nccl-extensions: the shared part, and its low-latency algorithm.
+
+One handle serves all sets: it takes the routing of a step by `update`, which is inside the window as an engine pays it
+in every step. Both layouts send a token once to each rank with its ids and weights and do not say whose it is, which
+the adapter finds by the row's contents, outside the window. Experts apply weights.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from epcross.harness.backends import vendor
+from epcross.harness.backends.base import Batch, Description, Group, Reduction, Shard
+from epcross.harness.backends.device_inputs import DeviceInputs, device_inputs, value_dtype
+from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
+from epcross.harness.backends.landing import as_received, identify
+from epcross.harness.point import Point, Scalar
+from epcross.harness.terms import Boundary, Domain, GraphSupport, RowFormat
+from epcross.kernels.formats import row_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REMEDY = "make env-nccl_ep builds its environment"
+LL_TOP_K = 9
+
+
+class NcclEP(GpuBackend):
+    """What both algorithms have in common."""
+
+    domains = frozenset({Domain.NVLINK, Domain.SHARED_GPU})
+    host_sync = False
+    graph = GraphSupport.YES
+    reduction = Reduction(order="unordered", accumulate="fp32", exact=False)
+    stable_order = False
+    boundary: ClassVar = vendor.boundaries(
+        {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.PACK, Boundary.TRANSFER, Boundary.COPY_OUT},
+        {Boundary.PACK, Boundary.TRANSFER, Boundary.REDUCE},
+    )
+    algorithm: ClassVar[str]  # a member of the library's Algorithm
+    layout: ClassVar[str]  # a member of its Layout
+    landed_ids: ClassVar[str]  # the torch type that ids arrive as
+
+    _library_group: Any = None
+    _handle: Any = None
+
+    @classmethod
+    def option_defaults(cls) -> Mapping[str, Scalar]:
+        """`max_num_sms` (0: the library's choice), and `timeout_s`, which bounds waits on the GPU."""
+        return {"max_num_sms": 0, "timeout_s": 20}
+
+    def unavailable(self) -> str | None:
+        """No GPU, no library, or one whose calls take other arguments."""
+        if reason := vendor.no_gpu((9, 0)) or vendor.no_module("nccl.ep", REMEDY):
+            return reason
+        import nccl.ep as ep  # type: ignore[import-not-found]
+
+        return (
+            vendor.lacks("nccl.ep.GroupConfig", ep.GroupConfig, "max_recv_tokens_per_rank", "max_num_sms")
+            or vendor.lacks("nccl.ep.Handle.update", ep.Handle.update, "topk_idx", "layout_info", "stream")
+            or vendor.lacks("nccl.ep.Handle.dispatch", ep.Handle.dispatch, "inputs", "outputs", "layout_info")
+        )
+
+    def unsupported(self, point: Point) -> str | None:
+        """bf16 rows, and fp8 ones whose scale rows fill 16-byte vectors."""
+        problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 512})
+        problems += self.limits(point)
+        return "; ".join(problems) or None
+
+    @abstractmethod
+    def limits(self, point: Point) -> list[str]:
+        """What rules a point out for this algorithm."""
+
+    @abstractmethod
+    def landing_shape(self, point: Point) -> tuple[int, ...]:
+        """Leading dimensions of the receive tensors."""
+
+    def workspace_bytes(self, point: Point) -> int:
+        """Receive tensors and partials, which are the caller's; what the library stages beside them it does not tell,
+        so it is taken to be as much again."""
+        size = row_size(point.dispatch_format, point.model.hidden)
+        slots = max(1, point.max_tokens_per_rank) * point.ep_size
+        return 2 * slots * (size.padded_bytes + 2 * point.model.hidden + 12 * point.model.top_k)
+
+    def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:
+        """See `GpuBackend`."""
+        import nccl.ep as ep  # type: ignore[import-not-found]
+        import torch
+        from nccl.ep.interop.torch import get_nccl_comm_from_group  # type: ignore[import-not-found]
+
+        (shard,) = shards
+        self._ep: Any = ep
+        self._point, self._rank, self._group = point, shard.rank, group
+        self._tokens, self._device = point.tokens[shard.rank], vendor.device()
+        self._most = max(1, point.max_tokens_per_rank)
+        self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, torch.int64)
+        self._free_bytes = _free_bytes()
+        self._communicator = get_nccl_comm_from_group(vendor.torch_group(group, "gloo"))
+        self._library_group = ep.Group.create(self._communicator, self._config(point))
+        self._make_tensors(point)
+        self._handle = self._library_group.create_handle(
+            getattr(ep.Layout, self.layout), self._given[0]["ids"], layout_info=self._routing_info(), stream=stream()
+        )
+        vendor.synchronize()
+        self._held_bytes = max(0, self._free_bytes - _free_bytes())
+
+    def _config(self, point: Point) -> Any:
+        size = row_size(point.dispatch_format, point.model.hidden)
+        return self._ep.GroupConfig(
+            algorithm=getattr(self._ep.Algorithm, self.algorithm),
+            num_experts=point.placement.num_slots,
+            max_dispatch_tokens_per_rank=self._most,
+            # of the throughput algorithm: the worst case, since a size that follows the routing needs the host
+            max_recv_tokens_per_rank=self._most * point.ep_size if self.algorithm == "HIGH_THROUGHPUT" else 0,
+            max_token_bytes=max(size.padded_bytes, 2 * point.model.hidden),
+            max_num_sms=vendor.integer(self.options["max_num_sms"]),
+            timeout_ns=vendor.integer(self.options["timeout_s"]) * 10**9,
+        )
+
+    def _make_tensors(self, point: Point) -> None:
+        import torch
+
+        shape, hidden, top_k = self.landing_shape(point), point.model.hidden, point.model.top_k
+        size = row_size(point.dispatch_format, hidden)
+
+        def zeros(*of: int, dtype: Any = torch.bfloat16) -> "Tensor":
+            return torch.zeros(*of, dtype=dtype, device=self._device)
+
+        tensor = self._ep.Tensor
+        self._rows = zeros(*shape, hidden, dtype=value_dtype(point.dispatch_format))
+        self._scales = zeros(*shape, size.scale_bytes // 4, dtype=torch.float32) if size.scale_bytes else None
+        self._ids = zeros(*shape, top_k, dtype=getattr(torch, self.landed_ids))
+        self._weights = zeros(*shape, top_k, dtype=torch.float32)
+        self._counts = zeros(point.ep_size if len(shape) == 2 else 1, dtype=torch.int32)
+        self._partials = [zeros(*shape, hidden) for _ in self._inputs]
+        self._out = [zeros(self._tokens, hidden) for _ in self._inputs]
+        # descriptors of memory that stays where it is, made once
+        self._given = [
+            {
+                "ids": tensor(i.ids),
+                "inputs": self._ep.DispatchInputs(
+                    tokens=tensor(i.values),
+                    topk_weights=tensor(i.weights),
+                    scales=None if i.factors is None else tensor(i.factors),
+                ),
+                "partials": self._ep.CombineInputs(tokens=tensor(partials)),
+                "sums": self._ep.CombineOutputs(tokens=tensor(out)),
+            }
+            for i, partials, out in zip(self._inputs, self._partials, self._out, strict=True)
+        ]
+        self._landing = self._ep.DispatchOutputs(
+            tokens=tensor(self._rows),
+            topk_weights=tensor(self._weights),
+            topk_idx=tensor(self._ids),
+            scales=None if self._scales is None else tensor(self._scales),
+        )
+        recipe = self._ep.DispatchQuantizationRecipe
+        self._how = self._ep.DispatchConfig(quantization_recipe=recipe.FWD if size.scale_bytes else recipe.NONE)
+        self._counter = tensor(self._counts)
+
+    def _routing_info(self) -> Any:
+        """What `update` is told to leave; None for the low-latency algorithm, which demands that."""
+        return None
+
+    def _landing_info(self) -> Any:
+        """What `dispatch` is told to leave; None for the throughput algorithm."""
+        return None
+
+    def refill_ranks(self, set_index: int, batches: Sequence[Batch]) -> None:
+        """See `GpuBackend`."""
+        (batch,) = batches
+        self._inputs[set_index].refill(batch)
+
+    def dispatch(self, set_index: int) -> None:
+        """See `Backend`."""
+        given, current = self._given[set_index], stream()
+        self._handle.update(given["ids"], layout_info=self._routing_info(), stream=current)
+        self._handle.dispatch(
+            given["inputs"], self._landing, layout_info=self._landing_info(), config=self._how, stream=current
+        )
+        self._handle.complete(stream=current)
+
+    @abstractmethod
+    def _arrived(self) -> "tuple[Tensor, Tensor | None]":
+        """Which rows of the flattened receive tensors count, and the source of each where the layout tells."""
+
+    def received_ranks(self, set_index: int) -> list[DeviceReceived]:
+        """See `GpuBackend`. Ids arrive numbered from this rank's first. Collective: whose rows these are is asked."""
+        vendor.synchronize()
+        point, top_k = self._point, self._point.model.top_k
+        self._at, source = self._arrived()
+        local = self._ids.view(-1, top_k)[self._at]
+        ids = (local + self._rank * point.experts_per_rank).where(local >= 0, local)
+        weights = self._weights.view(-1, top_k)[self._at]
+        rows = self._rows.view(-1, self._rows.shape[-1])[self._at]
+        scales = None if self._scales is None else self._scales.view(-1, self._scales.shape[-1])[self._at]
+        source, token = identify(
+            point,
+            self._rank,
+            self._group,
+            self._inputs[set_index],
+            source=source,
+            ids=ids,
+            weights=weights,
+            rows=rows,
+            scales=scales,
+        )
+        return [
+            as_received(
+                point, self._rank, source=source, token=token, ids=ids, weights=weights, rows=rows, scales=scales
+            )
+        ]
+
+    def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
+        """See `GpuBackend`. Where rows lie follows the routing, hence a buffer for each set."""
+        self._partials[set_index].view(-1, self._point.model.hidden)[self._at] = partials[0].to(self._device)
+
+    def combine(self, set_index: int) -> None:
+        """See `Backend`."""
+        given = self._given[set_index]
+        self._handle.combine(given["partials"], given["sums"], stream=stream())
+
+    def combined_ranks(self, set_index: int) -> "list[Tensor]":
+        """See `GpuBackend`."""
+        vendor.synchronize()
+        return [self._out[set_index]]
+
+    def poison(self) -> None:
+        """See `Backend`."""
+        for out in self._out:
+            out.fill_(float("nan"))
+        self._ids.fill_(-1)
+
+    def describe(self) -> Description:
+        """See `Backend`."""
+        import torch
+
+        version = vendor.version_of("nccl-extensions")
+        return Description(
+            version=version,
+            transport="nvlink, nccl windows",
+            algorithm=f"{self.algorithm.lower()}, {self.layout.lower()}",
+            workspace_bytes=self._held_bytes or self.workspace_bytes(self._point),
+            num_sms=vendor.integer(self.options["max_num_sms"]),
+            libraries={
+                "nccl_ep": f"{version}, library {self._ep.get_lib_version()}",
+                "torch": torch.__version__,
+                **vendor.loaded_nccl(),
+            },
+        )
+
+    def close(self) -> None:
+        """See `Backend`."""
+        handle, self._handle = self._handle, None
+        library_group, self._library_group = self._library_group, None
+        if library_group is not None:
+            vendor.synchronize()
+            self._group.barrier()
+            if handle is not None:
+                handle.destroy()
+            library_group.destroy()
+
+
+class NcclEPLowLatency(NcclEP):
+    """LL, rows by source rank; the layout that TensorRT-LLM takes."""
+
+    name = "nccl_ep"
+    algorithm, layout, landed_ids = "LOW_LATENCY", "RANK_MAJOR", "int32"
+
+    def limits(self, point: Point) -> list[str]:
+        """See `NcclEP`."""
+        if point.model.top_k > LL_TOP_K:
+            return [f"{self.name} takes top_k up to {LL_TOP_K}, not {point.model.top_k}"]
+        return []
+
+    def landing_shape(self, point: Point) -> tuple[int, ...]:
+        """See `NcclEP`."""
+        return point.ep_size, max(1, point.max_tokens_per_rank)
+
+    def _landing_info(self) -> Any:
+        kind = self._ep.ExpertIdKind.LOCAL
+        return self._ep.LayoutInfo(src_rank_counters=self._counter, recv_topk_idx_kind=kind)
+
+    def _arrived(self) -> "tuple[Tensor, Tensor | None]":
+        import torch
+
+        counts = self._counts.long()
+        source = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        first = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]])
+        within = torch.arange(len(source), device=counts.device) - first[source]
+        return source * self._most + within, source
+
+
+def stream() -> int:
+    """The current one, as the library takes it."""
+    import torch
+
+    return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+
+
+def _free_bytes() -> int:
+    import torch
+
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0

@@ -1,0 +1,115 @@
+"""Adapters of libraries that are not here, against imitations of what those document, through the contract's cases."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; make torch")
+
+from tests.fakes.deep_ep import install_deep_ep
+from tests.fakes.flashinfer import install_flashinfer
+from tests.fakes.nccl_ep import install_nccl_ep
+from tests.fakes.world import problems
+
+from epcross.harness.backends import deepep_ll, deepep_normal
+from epcross.harness.backends.deepep_ll import DeepEPLowLatency
+from epcross.harness.backends.deepep_normal import DeepEPNormal
+from epcross.harness.backends.deepep_v2 import DeepEPV2
+from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
+from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
+from epcross.harness.backends.nccl_ep import NcclEPLowLatency
+from epcross.harness.backends.nccl_ep_ht import NcclEPHighThroughput
+from epcross.harness.terms import Domain
+from epcross.harness.verification.contract import cases
+
+INSTALL = {
+    DeepEPV2: install_deep_ep,
+    DeepEPNormal: install_deep_ep,
+    DeepEPLowLatency: install_deep_ep,
+    FlashInferOneSided: install_flashinfer,
+    FlashInferTwoSided: install_flashinfer,
+    NcclEPLowLatency: install_nccl_ep,
+    NcclEPHighThroughput: install_nccl_ep,
+}
+
+
+@pytest.fixture(autouse=True)
+def any_shape(monkeypatch):
+    """Cases are small; the shapes that libraries are compiled for are not."""
+    monkeypatch.setattr(deepep_ll, "HIDDEN", (4, 67, 128, 160))
+    monkeypatch.setattr(deepep_ll, "MAX_TOP_K", 99)
+    monkeypatch.setattr(deepep_normal, "RANKS", (2, 3))
+
+
+def visited(backend, name, size=2, hidden=None, **options):
+    case = next(case for case in cases(size, backend.name) if case.name == name)
+    model = replace(case.point.model, hidden=hidden or case.point.model.hidden)
+    case = replace(case, point=replace(case.point, domain=Domain.NVLINK, model=model))
+
+    def make():
+        return backend({**backend.option_defaults(), **options})
+
+    if refused := make().unsupported(case.point):
+        return [f"unsupported: {refused}"]
+    return problems(make, case, size)
+
+
+@pytest.mark.parametrize("backend", INSTALL, ids=lambda backend: backend.name)
+def test_every_case_passes_or_is_refused_with_its_limit(backend, monkeypatch):
+    INSTALL[backend](monkeypatch)
+    found = {case.name: visited(backend, case.name) for case in cases(2)}
+    refused = {name for name, texts in found.items() if texts and texts[0].startswith("unsupported: ")}
+    assert {name: texts for name, texts in found.items() if texts and name not in refused} == {}
+    assert len(found) - len(refused) >= 13
+    for name in refused:
+        assert backend.name in found[name][0], found[name]
+
+
+@pytest.mark.parametrize("backend", INSTALL, ids=lambda backend: backend.name)
+def test_three_ranks(backend, monkeypatch):
+    INSTALL[backend](monkeypatch)
+    for name in ("ragged", "zero_received_on_a_rank", "rotated"):
+        assert visited(backend, name, 3) == []
+
+
+@pytest.mark.parametrize("backend", [b for b in INSTALL if b is not DeepEPLowLatency], ids=lambda b: b.name)
+def test_fp8_rows_travel_with_their_scales(backend, monkeypatch):
+    INSTALL[backend](monkeypatch)
+    assert visited(backend, "format_fp8", hidden=512) == []
+    assert visited(backend, "any_bits_fp8", hidden=512) == []
+
+
+def test_lamport(monkeypatch):
+    install_flashinfer(monkeypatch)
+    assert visited(FlashInferOneSided, "plain", transport="lamport") == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "fault", "case", "says"),
+    [
+        (DeepEPV2, "global_ids", "plain", "wrong ids of a row"),
+        (DeepEPV2, "weights", "plain", "wrong weights of a row"),
+        (DeepEPV2, "last_rank_lost", "plain", "a wrong combined sum"),
+        (DeepEPV2, "rdma", "plain", "would send to the others over RDMA"),
+        (DeepEPNormal, "own_counts", "ragged", "rank"),
+        (DeepEPLowLatency, "unweighted", "plain", "a wrong combined sum"),
+        (DeepEPLowLatency, "lost_copy", "every_expert", "wrong ids of a row"),
+        (DeepEPLowLatency, "differing_copy", "every_expert", "wrong bytes in a row"),
+        (FlashInferOneSided, "unsanitised", "ragged", "a row"),
+        (FlashInferTwoSided, "unsanitised", "ragged", "a row"),
+        (NcclEPLowLatency, "no_weights", "one_token", "wrong weights of a row"),
+        (NcclEPHighThroughput, "no_weights", "one_token", "of a row"),
+        (NcclEPHighThroughput, "bf16_twice", "plain", "a wrong combined sum"),
+    ],
+)
+def test_a_library_that_does_otherwise_is_caught(backend, fault, case, says, monkeypatch):
+    INSTALL[backend](monkeypatch, fault)
+    found = visited(backend, case)
+    assert any(says in text for text in found), found
+
+
+@pytest.mark.parametrize("fault", ["fence_instead", "no_lamport"])
+def test_another_transport_than_asked_for_is_a_failure(fault, monkeypatch):
+    install_flashinfer(monkeypatch, fault)
+    found = visited(FlashInferOneSided, "plain", transport="lamport")
+    assert any("was asked for transport=lamport and took" in text for text in found), found

@@ -1,0 +1,65 @@
+"""Vendors' libraries from a folder: unpacked, and found by the commands that stand where `make env-NAME` puts them."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+
+import peers
+
+
+def pack(archive: Path, *names: str) -> None:
+    source = archive.parent / "source"
+    with tarfile.open(archive, "w:xz") as opened:
+        for name in names:
+            path = source / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("FOUND = __file__\n")
+            opened.add(path, arcname=name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    given = tmp_path / "given"
+    given.mkdir()
+    pack(given / "flashinfer-0.7.4-sm90.tar.xz", "fi/flashinfer_here.py")
+    pack(given / "deepep-2.1.0.tar.xz", "deepep/v2_wheel/both.py", "deepep/ncclep/nccl_here.py", "deepep/ncclsite/a.py")
+    with zipfile.ZipFile(given / "tokenspeed_deepep-1.2.1.post1-cp312.whl", "w") as wheel:
+        wheel.writestr("both.py", "FOUND = __file__\n")
+    return given
+
+
+def test_each_environment_finds_its_own_library(folder: Path, tmp_path: Path) -> None:
+    scratch, envs = tmp_path / "scratch", tmp_path / "envs"
+    own = peers.prepare(folder, scratch, envs)
+    assert own["PYTHONPATH"] == str(scratch / "fi")
+    assert own["NCCL_NVLS_ENABLE"] == "0"
+    ask = "import both, os, sys; print(both.FOUND, os.environ.get('EP_NCCL_ROOT_DIR'), sys.argv[1], os.environ['KEPT'])"
+    environment = {"PATH": os.environ["PATH"], "KEPT": "yes", "PYTHONPATH": str(tmp_path / "kept")}
+    for name, imports, nccl in (
+        ("deepep_v1", scratch / "deepep_v1", "None"),
+        ("deepep_v2", scratch / "deepep" / "v2_wheel", str(scratch / "deepep" / "ncclsite" / "nvidia" / "nccl")),
+    ):
+        ran = subprocess.run(
+            [envs / name / "bin" / "python", "-P", "-c", ask, "an argument"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert ran.stdout == f"{imports / 'both.py'} {nccl} an argument yes\n"
+    script = (envs / "nccl_ep" / "bin" / "python").read_text()
+    assert "LD_PRELOAD" in script
+    assert "v2_wheel" not in script
+
+
+def test_an_empty_folder_makes_nothing(tmp_path: Path) -> None:
+    assert peers.prepare(tmp_path, tmp_path / "scratch", tmp_path / "envs").keys() >= peers.SHARED_HOST.keys()
+    assert not (tmp_path / "envs").exists()
