@@ -185,7 +185,7 @@ def test_a_failing_rank_costs_one_unit_and_not_the_job(shell: Shell) -> None:
     failed = [r for unit in run.results() for r in unit.records if r.status == "error"]
     assert {(r.failed_rank, r.failed_stage) for r in failed} == {(3, "prepare")}
     assert all("killed by SIGKILL" in (r.reason or "") for r in failed)
-    assert run.slurm_says("JobState") == "COMPLETED"
+    until(lambda: run.slurm_says("JobState") == "COMPLETED", 30)  # whole first, and over a moment later
 
 
 def test_a_lost_task_ends_the_job_and_leaves_it_resumable(shell: Shell) -> None:
