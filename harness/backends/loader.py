@@ -129,6 +129,7 @@ def _ask_interpreter(config: BackendConfig) -> str | None:
             env={**os.environ, **config.env},
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=PROBE_LIMIT_S,
             check=False,
         )

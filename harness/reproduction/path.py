@@ -65,8 +65,10 @@ def walk(request: Request, *, collect: bool) -> int:
     plans = _plans(request, tasks)
     if request.doctor and not request.plan_only and not _fit(request, plans):
         return 1
-    _show(request, plans)
+    shown = _show(request, plans)
     if request.plan_only:
+        if request.as_json:
+            click.echo(json.dumps({"sweeps": shown, "gpu_hours": sum(entry["gpu_hours"] for entry in shown.values())}))
         return 0
     runs = [_measure(plan, request) for plan in plans.values()]
     folder = next(iter(plans.values())).output_dir
@@ -104,7 +106,7 @@ def _plans(request: Request, tasks: Sequence[Task]) -> dict[str, Plan]:
 def _fit(request: Request, plans: dict[str, Plan]) -> bool:
     """Whether the doctor lets the largest sweep through."""
     from epcross.harness.doctor.examination import examine_request
-    from epcross.harness.doctor.view import is_ready, show
+    from epcross.harness.doctor.view import document, is_ready, show
 
     with_jobs = {sweep: plan for sweep, plan in plans.items() if plan.jobs}
     if not with_jobs:
@@ -114,24 +116,34 @@ def _fit(request: Request, plans: dict[str, Plan]) -> bool:
     words = request.words(largest)
     facts, found = examine_request(words, request.config_dirs, None, Path("results/doctor"), 1800.0)
     show(facts, found, console(stderr=request.as_json))
+    if request.as_json and not is_ready(found):
+        click.echo(json.dumps(document(facts, found)))
     return is_ready(found)
 
 
-def _show(request: Request, plans: dict[str, Plan]) -> None:
+def _show(request: Request, plans: dict[str, Plan]) -> dict[str, dict[str, Any]]:
+    """Say what every sweep would take; the same for machines."""
     total = 0.0
+    shown: dict[str, dict[str, Any]] = {}
     for sweep, plan in plans.items():
+        entry: dict[str, Any] = {"points": len(plan.points), "impossible": len(plan.impossible), "gpu_hours": 0.0}
+        shown[sweep] = entry
         count = f"{len(plan.points)} points, {len(plan.impossible)} of them impossible here"
         if plan.launcher.name == SLURM:
             from epcross.harness.slurm.layout import pieces
             from epcross.harness.slurm.plan_view import cost_of, total_line
 
             costs = {piece.name: cost_of(piece, plan) for piece in pieces(plan)}
-            total += sum(cost.gpu_hours for cost in costs.values())
+            entry["gpu_hours"] = sum(cost.gpu_hours for cost in costs.values())
+            entry["jobs"] = {name: {"time_s": cost.time_s, "gpu_hours": cost.gpu_hours} for name, cost in costs.items()}
+            total += entry["gpu_hours"]
             _say(request, f"{sweep}: {count}; {total_line(plan, costs)}")
         else:
-            _say(request, f"{sweep}: {count}; about {duration(sum(need.time_s for need in needs(plan)))} on this host")
+            entry["time_s"] = sum(need.time_s for need in needs(plan))
+            _say(request, f"{sweep}: {count}; about {duration(entry['time_s'])} on this host")
     if total:
         _say(request, f"In all {total:.3g} GPU-hours.")
+    return shown
 
 
 def _measure(plan: Plan, request: Request) -> RunDirectory:

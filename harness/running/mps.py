@@ -94,6 +94,7 @@ def _ask(word: str, variables: Mapping[str, str]) -> str | None:
             env=dict(variables),
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_ANSWER_LIMIT_S,
             check=False,
         )

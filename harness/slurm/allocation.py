@@ -1,6 +1,7 @@
 """Rank 0's part of a start: what the run folder says is left, and the job that all supervisors take from it."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,14 @@ from epcross.harness.storing.units import read_units
 from epcross.harness.terms import Domain, Scope, Stage, Status
 from epcross.kernels.shm.segment import remove_stale
 
+TOLD_LATE_S = 2.0
+"""Compilers that Slurm ends fail at once, perhaps before their rank is told; so long it is asked whether it was."""
+
 MOST_STARTS = 5
 """Starts of one unit that an allocation may cut short before it is given up: it may be what ends the allocation."""
+
+
+POLL_S = 0.1
 
 
 class Allocation:
@@ -166,8 +173,13 @@ def domain_refusal(seats: Sequence[Seat], piece: Piece) -> str | None:
     return None
 
 
-def prepare_node(orders: Mapping[str, Any], node: str) -> tuple[str | None, dict[str, str]]:
+def prepare_node(
+    orders: Mapping[str, Any], node: str, stop_asked: Callable[[], str | None] = lambda: None
+) -> tuple[str | None, dict[str, str]]:
     """Once on each node: memory enough, nothing left of the dead, everything compiled.
+
+    Args:
+        stop_asked: why to end now; None to go on. What fails then says nothing of a backend.
 
     Returns:
         Why the node cannot be used, and for each backend that cannot be built, why.
@@ -181,7 +193,12 @@ def prepare_node(orders: Mapping[str, Any], node: str) -> tuple[str | None, dict
         return f"{node}: {error}", {}
     logs, scratch = run.logs / node, run.path / "jobs" / node
     for folder in (logs, scratch):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)  # people tidy up
     configs = {name: BackendConfig.from_json(config) for name, config in orders["configs"].items()}
-    failures = prebuild(configs, scratch, logs)
+    failures = prebuild(configs, scratch, logs, stop_asked=stop_asked)
+    deadline = time.monotonic() + TOLD_LATE_S
+    while failures and stop_asked() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    if stop_asked() is not None:
+        return None, {}
     return None, {name: f"on {node}: {reason}" for name, reason in failures.items()}

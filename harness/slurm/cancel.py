@@ -7,8 +7,9 @@ import click
 
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.running.session import CANCEL_FILE
-from epcross.harness.slurm.state import ALIVE, ASK_LIMIT_S, PENDING, JobState, ask
-from epcross.harness.slurm.submit import read_jobs
+from epcross.harness.slurm.state import PENDING
+from epcross.harness.slurm.state import run as run_command
+from epcross.harness.slurm.submit import alive_jobs
 from epcross.harness.storing.run_directory import RunDirectory
 
 ORDERLY_S = 5.0
@@ -23,8 +24,7 @@ def cancel(run: RunDirectory, wait_s: float) -> int:
     Raises:
         EpcrossError: Slurm cannot be asked or told.
     """
-    ids = [job.job_id for job in read_jobs(run)]
-    alive = _alive(ids)
+    alive = alive_jobs(run)
     if not alive:
         click.echo(f"{run.path} has no job in the queue; nothing to cancel.")
         return 0
@@ -35,7 +35,7 @@ def cancel(run: RunDirectory, wait_s: float) -> int:
     _scancel([job_id for job_id, state in alive.items() if state.word in PENDING])
     begin = time.monotonic()
     told = False
-    while alive := _alive(ids):
+    while alive := alive_jobs(run):
         waited_s = time.monotonic() - begin
         if not told and waited_s > min(ORDERLY_S, wait_s):
             _scancel(list(alive))
@@ -49,22 +49,11 @@ def cancel(run: RunDirectory, wait_s: float) -> int:
     return 0
 
 
-def _alive(ids: list[str]) -> dict[str, JobState]:
-    return {job_id: state for job_id, state in ask(ids).items() if state.word in ALIVE}
-
-
 def _scancel(ids: list[str]) -> None:
     if not ids:
         return
     try:
-        result = subprocess.run(
-            ["scancel", *ids],
-            capture_output=True,
-            text=True,
-            timeout=ASK_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        result = run_command(["scancel", *ids])
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EpcrossError(f"scancel gives no answer ({error}); cancel jobs {' '.join(ids)} on a login host") from error
     if result.returncode and "Invalid job id" not in result.stderr:

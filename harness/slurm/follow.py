@@ -1,17 +1,24 @@
 """How far a Slurm run is: each piece judged from its files and from what Slurm says, or from its files alone."""
 
+import os
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from epcross.harness.planning.plan import Plan
 from epcross.harness.record import UnitResult
 from epcross.harness.running.progress import Pace, ProgressReader
 from epcross.harness.slurm.layout import Piece, pieces
-from epcross.harness.slurm.state import GONE, PENDING, RUNNING, JobState, SlurmSilent, ask
+from epcross.harness.slurm.state import ALIVE, GONE, PENDING, RUNNING, JobState, SlurmSilent, ask, queued
 from epcross.harness.slurm.submit import Submitted, is_whole, read_jobs
 from epcross.harness.storing.run_directory import RunDirectory
+
+_LOG_TAIL_BYTES = 8192
+_SHOWN = 300  # characters of a line of a log
+_COUNTS_TASKS = re.compile(r"srun: (error: .*: Exited with exit code|Terminating|Force Terminated|job )")
 
 AFTER_LIMIT = timedelta(minutes=10)
 """From a job's time limit to when it must have ended: Slurm's checks, KillWait, and clocks that differ."""
@@ -65,15 +72,22 @@ class RunView:
 def view(run: RunDirectory, plan: Plan, results: list[UnitResult], now: datetime | None = None) -> RunView:
     """Every piece of a Slurm run as it stands now."""
     jobs = {job.piece: job for job in read_jobs(run)}
-    silent, states = "", {}
+    planned = pieces(plan)
+    silent, strays, states = "", "", {}
     try:
         states = ask([job.job_id for job in jobs.values()])
+        if any(piece.name not in jobs for piece in planned):
+            noted = {job.job_id for job in jobs.values()}
+            found = {job_id: state for job_id, state in queued(run.run_id).items() if job_id not in noted}
+            strays = ", ".join(f"{job_id} ({state.word})" for job_id, state in found.items() if state.word in ALIVE)
     except SlurmSilent as error:
         silent = str(error)
     done = {(result.point_id, result.launch) for result in results}
     now = now or datetime.now(UTC)
     return RunView(
-        pieces=tuple(_piece_view(run, plan, piece, jobs.get(piece.name), states, done, now) for piece in pieces(plan)),
+        pieces=tuple(
+            _piece_view(run, plan, piece, jobs.get(piece.name), states, strays, done, now) for piece in planned
+        ),
         silent=silent,
     )
 
@@ -84,6 +98,7 @@ def _piece_view(
     piece: Piece,
     job: Submitted | None,
     states: dict[str, JobState],
+    strays: str,
     done: set[tuple[str, int]],
     now: datetime,
 ) -> PieceView:
@@ -96,7 +111,7 @@ def _piece_view(
     ended = last if last is not None and last["event"] == "end" else None
     said = states.get(job.job_id) if job else None
     whole = is_whole(piece, plan, done) or (not piece.job.points and ended is not None and ended["end"] == "done")
-    state, why, next_step = _judge(run, job, said, ended, starts, whole, now)
+    state, why, next_step = _judge(run, job, said, strays, ended, starts, whole, now)
     ids = {point.point_id for point in piece.job.points}
     return PieceView(
         piece=piece,
@@ -117,10 +132,25 @@ def _piece_view(
     )
 
 
+def _last_line(log: Path) -> str:
+    """Of what a start said that left no word in the notes; empty if nothing."""
+    try:
+        with log.open("rb") as file:
+            file.seek(-min(_LOG_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    written = [words for line in lines if (words := " ".join(line.split()))]
+    # srun only counts the tasks that ended; the line before says why
+    telling = [line for line in written if not _COUNTS_TASKS.match(line)]
+    return (telling or written or [""])[-1][:_SHOWN]
+
+
 def _judge(
     run: RunDirectory,
     job: Submitted | None,
     said: JobState | None,
+    strays: str,
     ended: dict[str, Any] | None,
     starts: list[dict[str, Any]],
     whole: bool,
@@ -131,8 +161,12 @@ def _judge(
     if whole:
         return PieceState.FINISHED, "", ""
     if job is None:
+        if strays:
+            why = f"its submission was cut short, and of this run there is job {strays} that was not noted"
+            return PieceState.NOT_SUBMITTED, why, f"wait for it, or epcross cancel {run.path}; then {resume}"
         return PieceState.NOT_SUBMITTED, "", resume
-    log = f"its log is {run.path / 'slurm' / f'{job.job_id}_0_log.out'}"
+    log_path = run.path / "slurm" / f"{job.job_id}_0_log.out"
+    log = f"its log is {log_path}" + (f", which ends with: {words}" if (words := _last_line(log_path)) else "")
     why = (ended["reason"] or f"it ended: {ended['end']}") if ended else ""
     if said is None:  # Slurm is silent: judge by the files and our own deadline
         if ended is not None:

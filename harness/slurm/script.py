@@ -1,5 +1,6 @@
 """The sbatch script of a piece: what submitit is told, and its text, the same for `plan` and for submission."""
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ OWN = {
     "array": "it follows from launcher.points_per_job",
     "error": "logs lie in the run folder",
     "gpu-bind": "ranks must see the GPUs of their peers",
+    "gpus": "it follows from the EP size; give it as 'gres' if the site wants that",
+    "gpus-per-socket": "the launcher asks for GPUs by node",
     "gpus-per-task": "ranks must see the GPUs of their peers; the launcher asks for GPUs by node",
     "gpus-per-node": "it follows from the EP size; give it as 'gres' if the site wants that",
     "job-name": "it names the run",
@@ -22,10 +25,18 @@ OWN = {
     "ntasks-per-node": "it follows from the EP size",
     "open-mode": "logs of all starts are kept",
     "output": "logs lie in the run folder",
+    "parsable": "sbatch must answer as it does by itself",
+    "quiet": "sbatch must answer as it does by itself",
     "signal": "give cluster.signal_delay_s",
+    "test-only": "it submits nothing; `epcross plan` shows the script",
     "time": "give cluster.time_min",
+    "wait": "epcross run returns at once",
+    "wrap": "the script is the launcher's",
 }
 """Options of sbatch that a cluster may not give in its own lines, and why."""
+
+_OPTION = re.compile(r"--([a-z][a-z0-9_-]*)(=[^\n\r\0]*)?")
+_BINDS_GPUS = ("--gpu-bind", "--gpus-per-task", "--ntasks-per-gpu", "--tres-bind", "--tres-per-task")
 
 FOLDER = "slurm"
 """In the run folder: scripts, submitit's files, and what the tasks say."""
@@ -58,22 +69,30 @@ def cluster_problems(cluster: Cluster) -> list[str]:
     if cluster.arch not in ("", "x86_64", "aarch64"):
         problems.append(f"cluster.arch is {cluster.arch!r}, but must be x86_64 or aarch64")
     for line in cluster.sbatch:
-        name = line.removeprefix("--").partition("=")[0]
-        if not line.startswith("--") or not name or any(mark in line for mark in "\n\r\0"):
+        if not (match := _OPTION.fullmatch(line)):
             problems.append(f"cluster.sbatch has {line!r}, but each must be one option, such as --switches=1")
-        elif name in OWN:
-            problems.append(f"cluster.sbatch may not give --{name}: {OWN[name]}")
+        elif owned := _owned(match[1]):
+            problems.append(f"cluster.sbatch may not give --{owned}: {OWN[owned]}")
     problems += [
         f"cluster.{name} holds the end of a line"
         for name in ("account", "partition", "qos", "constraint", "nodelist", "exclude")
         if any(mark in getattr(cluster, name) for mark in "\n\r\0")
     ]
     problems += [f"cluster.setup has {line!r}, but each must be one line" for line in cluster.setup if "\n" in line]
-    if any("bind" in word and "gpu" in word for word in cluster.srun_args):
-        problems.append(f"cluster.srun_args may not bind GPUs: {OWN['gpu-bind']}")
+    for word in cluster.srun_args:
+        name = word.removeprefix("--").partition("=")[0]
+        if word.startswith(_BINDS_GPUS):
+            problems.append(f"cluster.srun_args may not give --{name}: {OWN['gpu-bind']}")
+        elif not word or any(mark in word for mark in "\n\r\0"):
+            problems.append(f"cluster.srun_args has {word!r}, but each must be one word of a command line")
     if cluster.container_mounts and not cluster.container:
         problems.append("cluster.container_mounts are for a container, and cluster.container is empty")
     return problems
+
+
+def _owned(name: str) -> str:
+    """The option of `OWN` that sbatch would take `name` for, which may be its beginning; empty if none."""
+    return name if name in OWN else next((own for own in OWN if len(name) > 3 and own.startswith(name)), "")
 
 
 def parameters(cluster: Cluster, layout: Layout, name: str, folder: Path) -> dict[str, Any]:

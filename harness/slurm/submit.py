@@ -1,10 +1,8 @@
 """Hand a run to Slurm: check, submit each piece through submitit, remember the job ids in the run folder."""
 
-import contextlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +14,9 @@ from epcross.harness.planning.schema import Cluster
 from epcross.harness.running.session import CANCEL_FILE, Session, run_context
 from epcross.harness.slurm import layout, script
 from epcross.harness.slurm.layout import Layout, Piece
+from epcross.harness.slurm.state import ALIVE, JobState, ask, queued
 from epcross.harness.slurm.task import RankTask
+from epcross.harness.slurm.variables import scrubbed
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, release
 from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
@@ -25,9 +25,10 @@ from epcross.harness.storing.units import read_units, set_aside_damaged
 JOBS_FILE = "jobs.json"
 """In the folder `slurm` of a run: every job that was submitted for it, in order."""
 
-_FOREIGN = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SUBMITIT_")
-_FOREIGN_NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_KEPT = ("SLURM_CONF",)  # where the cluster is described
+_NO_SEGMENT = (
+    "--segment needs Slurm 23.11 or later and topology/block: elsewhere say cluster.segment=false and name nodes of "
+    "one NVLink domain with cluster.nodelist."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +102,17 @@ def resume(path: Path, *, fail_fast: bool = False) -> tuple[RunDirectory, list[S
     Raises:
         EpcrossError: a job of the run is still in the queue, or as `start`.
     """
-    from epcross.harness.slurm.state import ALIVE, ask
-
     run = open_run(path)
     plan = Plan.from_json(run.plan)
     need_slurm()
-    states = ask([job.job_id for job in read_jobs(run)])
-    alive = [f"{job_id} is {state.word}" for job_id, state in states.items() if state.word in ALIVE]
-    if alive:
-        raise StoreError(
-            f"cannot resume {path}: its job {'; '.join(alive)}. Wait for it (epcross status {path}) or end it "
-            f"(epcross cancel {path})"
-        )
-    claim(path)
+    claim(path)  # before the queue is looked at: of two that resume, the second finds the jobs of the first
     try:
+        alive = [f"{job_id} is {state.word}" for job_id, state in alive_jobs(run).items()]
+        if alive:
+            raise StoreError(
+                f"cannot resume {path}: its job {'; '.join(alive)}. Wait for it (epcross status {path}) or end it "
+                f"(epcross cancel {path})"
+            )
         (path / CANCEL_FILE).unlink(missing_ok=True)  # it was meant for an earlier session
         for folder in (run.units, run.attempts, run.logs):
             folder.mkdir(exist_ok=True)  # people tidy up
@@ -148,19 +146,14 @@ def read_jobs(run: RunDirectory) -> list[Submitted]:
     return list(last.values())
 
 
-def foreign(name: str) -> bool:
-    """Whether a variable describes another job, in which the command may be running, and would leak into ours."""
-    return (name.startswith(_FOREIGN) or name in _FOREIGN_NAMES) and name not in _KEPT
+def alive_jobs(run: RunDirectory) -> dict[str, JobState]:
+    """The jobs of a run that Slurm will go on with, also those that nobody noted.
 
-
-@contextlib.contextmanager
-def scrubbed() -> Iterator[None]:
-    """The environment without what describes another job; sbatch hands its own on to the tasks."""
-    removed = {name: os.environ.pop(name) for name in list(os.environ) if foreign(name)}
-    try:
-        yield
-    finally:
-        os.environ.update(removed)
+    Raises:
+        EpcrossError: Slurm cannot be asked, or the notes are damaged.
+    """
+    states = ask([job.job_id for job in read_jobs(run)]) | queued(run.run_id)
+    return {job_id: state for job_id, state in states.items() if state.word in ALIVE}
 
 
 def job_label(run_id: str, parts: Sequence[Piece]) -> str:
@@ -242,7 +235,8 @@ def submit_tasks(words: SlurmWords, folder: Path, tasks: Sequence[Callable[[], A
             return [job.job_id for job in jobs]
     except Exception as error:  # submitit has its own, and lets those of subprocess through
         raise EpcrossError(
-            f"Slurm does not take the job {words.name}: {_reason(error)}. Correct cluster={cluster.name}."
+            f"Slurm does not take the job {words.name}: {_reason(error)}. Correct cluster={cluster.name}"
+            + (f"; {_NO_SEGMENT}" if cluster.segment and "segment" in _reason(error) else ".")
         ) from error
 
 
@@ -259,5 +253,5 @@ def _done(run: RunDirectory) -> set[tuple[str, int]]:
 def _reason(error: Exception) -> str:
     """What sbatch said, without the words around it."""
     lines = [line.strip() for line in str(error).splitlines() if "sbatch: error" in line or "error:" in line.lower()]
-    words = " ".join(lines) or " ".join(str(error).split()) or type(error).__name__
+    words = "; ".join(lines) or " ".join(str(error).split()) or type(error).__name__
     return words.replace("sbatch: error: ", "")

@@ -6,11 +6,13 @@ preemption or the loss of a node, simply starts again: units that are stored are
 
 import contextlib
 import json
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT, SIGTERM, SIGUSR2
+from types import FrameType
 from typing import Any
 
 from epcross.harness.errors import EpcrossError, GroupError
@@ -93,7 +95,17 @@ def _meet_and_run(task: RankTask, start: Start, run: Path) -> End:
             if start.rank == 0
             else None
         )
-        job_file = _agree(group, start, seats, allocation)
+        cancel = run / CANCEL_FILE
+        with told_to_end() as told:
+
+            def stop_asked() -> str | None:
+                return told() or ("cancelled" if cancel.exists() else None)
+
+            job_file, stopped = _agree(group, start, seats, allocation, stop_asked)
+        if stopped:
+            if not cancel.exists():
+                _await_the_end(cancel)
+            return End.CANCELLED
         return End.DONE if job_file is None else _supervise(run, start, Path(job_file))
 
 
@@ -119,19 +131,55 @@ def _meeting(stack: contextlib.ExitStack, start: Start, place: Path) -> Address:
                 raise
 
 
-def _agree(group: StoreGroup, start: Start, seats: Sequence[Seat], allocation: Any) -> str | None:
-    """The file of the job that all ranks run; None if nothing is left. Compilers run once on each node."""
+@contextlib.contextmanager
+def told_to_end() -> Iterator[Callable[[], str | None]]:
+    """Tells which signal of Slurm's has come, None until then; submitit's own handlers go on as before."""
+    came: list[str] = []
+
+    def noting(before: Any) -> Callable[[int, FrameType | None], None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            came.append(signal.Signals(number).name)
+            if callable(before):
+                before(number, frame)
+
+        return note
+
+    before = {number: signal.getsignal(number) for number in (SIGTERM, SIGUSR2)}
+    for number, handler in before.items():
+        signal.signal(number, noting(handler))
+    try:
+        yield lambda: f"told to end by {came[0]}" if came else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _agree(
+    group: StoreGroup,
+    start: Start,
+    seats: Sequence[Seat],
+    allocation: Any,
+    stop_asked: Callable[[], str | None],
+) -> tuple[str | None, str | None]:
+    """The file of the job that all ranks run, None if nothing is left; and why to end instead, if so.
+
+    Compilers run once on each node. Slurm signals them as it does the ranks: of a start that is told to end, what they
+    failed at is no result.
+    """
     from epcross.harness.slurm.allocation import prepare_node
 
     orders = _told(group, (lambda: allocation.orders()) if allocation else None)
     leads = seats[start.rank].local_rank == 0
-    problem, unbuilt = prepare_node(orders, start.node) if leads else (None, {})
-    answers = _gathered(group, {"problem": problem, "unbuilt": unbuilt}, PREBUILD_LIMIT_S)
+    problem, unbuilt = prepare_node(orders, start.node, stop_asked) if leads else (None, {})
+    answer = {"problem": problem, "unbuilt": unbuilt, "stopped": stop_asked()}
+    answers = _gathered(group, answer, PREBUILD_LIMIT_S)
+    if stopped := next((answer["stopped"] for answer in answers if answer["stopped"]), None):
+        return None, stopped
     problems = list(dict.fromkeys(answer["problem"] for answer in answers if answer["problem"]))
     if problems:
         raise EpcrossError("; ".join(problems))
     failures = {name: reason for answer in answers for name, reason in answer["unbuilt"].items()}
-    return _told(group, (lambda: allocation.job_file(failures)) if allocation else None)
+    return _told(group, (lambda: allocation.job_file(failures)) if allocation else None), None
 
 
 def _supervise(run: Path, start: Start, job_file: Path) -> End:

@@ -52,7 +52,9 @@ class Probe:
     def output(self, command: Sequence[str], timeout_s: float) -> str:
         """Standard output of a command. Raises `LookupError` with the reason if it is absent, fails or is too slow."""
         try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+            result = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+            )
         except FileNotFoundError:
             raise LookupError(f"{command[0]} is not installed") from None
         except subprocess.TimeoutExpired:

@@ -112,6 +112,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             env=environment,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_GIT_TIMEOUT_S,
             check=True,
         )

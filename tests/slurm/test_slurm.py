@@ -131,6 +131,42 @@ def test_cancel_and_resume(shell: Shell) -> None:
     run.check_rows()
 
 
+def test_an_end_while_kernels_are_built_costs_nothing(shell: Shell) -> None:
+    """Slurm signals the compilers, too: their end says nothing of a backend, and no row may say it does."""
+    run = shell.submit(*TWO_NODES, "tokens_per_rank=1", "backend.options.build_s=60")
+    building = lambda: len(list(run.path.glob("logs/*/prebuild.spanning.log"))) == 2  # noqa: E731
+    until(building, 60)
+    time.sleep(0.5)
+    shell.cluster.command("scancel", run.job_id)
+    status = run.wait("interrupted", limit_s=60)
+    assert run.units() == status["units"] == 0
+    for log in run.path.glob("logs/*/prebuild.spanning.log"):
+        log.unlink()
+    run.jobs = json.loads(shell("run", "--resume", str(run.path), "--json"))["jobs"]
+    until(building, 60)
+    assert "has ended" in shell("cancel", str(run.path))
+    assert run.units() == 0
+    assert run.notes("cpu_scale_out_ep4")[-1]["end"] == "cancelled"  # in good order: before Slurm was told
+    assert run.slurm_says("JobState") == "COMPLETED"
+
+
+def test_a_submission_that_was_cut_short_is_not_made_twice(shell: Shell) -> None:
+    run = shell.submit(*FENCE, "tokens_per_rank=1", "cluster.sbatch=['--hold']")
+    (run.path / "slurm" / "jobs.json").unlink()  # as if killed after sbatch had answered
+    status = run.status()
+    assert f"there is job {run.job_id} (PENDING) that was not noted" in status["jobs"][0]["why"]
+    refused = shell("run", "--resume", str(run.path), code=1)
+    assert f"its job {run.job_id} is PENDING. Wait for it" in refused
+    assert "has ended" in shell("cancel", str(run.path))
+    assert run.slurm_says("JobState") == "CANCELLED"
+
+
+def test_a_python_that_is_not_there_is_named(shell: Shell) -> None:
+    run = shell.submit(*FENCE, "tokens_per_rank=1", "cluster.python=/nowhere/python")
+    status = run.wait("interrupted")
+    assert "/nowhere/python: No such file or directory" in status["jobs"][0]["why"]
+
+
 def test_a_pending_job_says_why_and_is_cancelled(shell: Shell) -> None:
     run = shell.submit(*FENCE, "tokens_per_rank=1", "cluster.sbatch=['--hold']")
     status = run.wait("pending")
@@ -149,7 +185,7 @@ def test_a_failing_rank_costs_one_unit_and_not_the_job(shell: Shell) -> None:
     failed = [r for unit in run.results() for r in unit.records if r.status == "error"]
     assert {(r.failed_rank, r.failed_stage) for r in failed} == {(3, "prepare")}
     assert all("killed by SIGKILL" in (r.reason or "") for r in failed)
-    assert run.slurm_says("JobState") == "COMPLETED"
+    until(lambda: run.slurm_says("JobState") == "COMPLETED", 30)  # whole first, and over a moment later
 
 
 def test_a_lost_task_ends_the_job_and_leaves_it_resumable(shell: Shell) -> None:

@@ -46,7 +46,7 @@ READ_THE_ENVIRONMENT = {
     "epcross.harness.running.child": "hands its own on to a worker, with what the backend's YAML adds",
     "epcross.harness.running.group": "tells gloo which interface is the loopback",
     "epcross.harness.slurm.start": "who Slurm says that this rank is",
-    "epcross.harness.slurm.submit": "hands its own on to sbatch, without what describes another job",
+    "epcross.harness.slurm.variables": "hands its own on to Slurm's commands, without what describes another job",
     "epcross.harness.storing.probe": "what a run records of it",
     "epcross.harness.storing.provenance": "runs git without the caller's GIT_ variables",
     "epcross.kernels.cache": "where compiled kernels are kept",

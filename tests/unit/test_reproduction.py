@@ -1,5 +1,6 @@
 """From names of statements to sweeps, and from judgements to ratios."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,15 @@ import pytest
 from epcross.harness.claims.book import read_book
 from epcross.harness.claims.sources import reference_folders
 from epcross.harness.cli import run as cli
+from epcross.harness.doctor import examination
+from epcross.harness.doctor.facts import Facts
+from epcross.harness.doctor.findings import Finding, Severity
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.library import Library
 from epcross.harness.reproduction.path import Request
 from epcross.harness.reproduction.statements import REHEARSAL, tasks_for
 from epcross.harness.reproduction.verdicts import published_range, ratio_text, ratio_to
+from epcross.harness.running.seat import seat_here
 
 BOOK = read_book(reference_folders(()))
 
@@ -93,3 +98,29 @@ def test_collecting_before_measuring_says_what_to_do(
     )
     assert cli(["reproduce", "P07", "sweep=smoke"]) == 2
     assert "a statement brings its sweep; leave out sweep=" in capsys.readouterr().err
+
+
+def test_a_plan_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", "P07", "round_trip_one_token", "--plan", "cluster=gb200_nvl72", "cluster.partition=batch"]
+    assert cli([*words, "--json"]) == 0
+    out, told = capsys.readouterr()
+    document = json.loads(out)
+    assert document["sweeps"].keys() == {"round_trip_over_ep", "round_trip_one_token"}
+    over_ep = document["sweeps"]["round_trip_over_ep"]
+    assert over_ep["jobs"].keys() == {f"nvlink_ep{size}" for size in (8, 16, 32, 64)}
+    assert over_ep["gpu_hours"] == pytest.approx(sum(job["gpu_hours"] for job in over_ep["jobs"].values()))
+    assert document["gpu_hours"] == pytest.approx(sum(one["gpu_hours"] for one in document["sweeps"].values()))
+    assert f"In all {document['gpu_hours']:.3g} GPU-hours." in told
+    for job in over_ep["jobs"].values():
+        assert 0 < job["gpu_hours"] < 64 * 240 / 60
+
+
+def test_a_machine_that_is_not_fit_is_a_document_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops = Finding(severity=Severity.STOPS, subject="kernel cache", text="cannot be written", next_step="")
+    monkeypatch.setattr(examination, "examine_request", lambda *_: ([Facts(seat=seat_here(0, 1))], [stops]))
+    assert cli(["reproduce", "--rehearse", "P01", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["ready"] is False
+    assert [one["subject"] for one in document["findings"]] == ["kernel cache"]

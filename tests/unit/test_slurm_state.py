@@ -1,6 +1,7 @@
 """What Slurm says, what it does not say, and how a run is judged from its files where it cannot be asked."""
 
 import os
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,15 +13,16 @@ from epcross.harness.planning.plan import Plan, build
 from epcross.harness.running.progress import ProgressLog
 from epcross.harness.running.seat import Seat
 from epcross.harness.running.session import Session, run_context
-from epcross.harness.slurm import follow, submit
+from epcross.harness.slurm import allocation, cancel, follow, submit
 from epcross.harness.slurm.allocation import domain_refusal, find_piece, seat_problems
 from epcross.harness.slurm.follow import PieceState, view
 from epcross.harness.slurm.layout import pieces
 from epcross.harness.slurm.start import Start, own_address, seated
-from epcross.harness.slurm.state import STUCK, JobState, SlurmSilent, ask
+from epcross.harness.slurm.state import STUCK, JobState, SlurmSilent, ask, queued
 from epcross.harness.slurm.submit import Submitted
+from epcross.harness.slurm.task import told_to_end
 from epcross.harness.storing import environment
-from epcross.harness.storing.run_directory import RunDirectory, create_run
+from epcross.harness.storing.run_directory import RunDirectory, create_run, owner_of, release
 from epcross.harness.storing.units import read_units
 from epcross.harness.terms import Status
 
@@ -71,6 +73,53 @@ def test_a_silent_slurm_is_told_from_a_job_that_is_gone(tools: Path, monkeypatch
         ask(["5"])
 
 
+@pytest.mark.parametrize(
+    "out", ["<html>502 Bad gateway</html>\\n", "a|b|c|d|e\\n", r"\211\377|\n", "12_0 RUNNING None n1\\n"]
+)
+def test_an_answer_that_is_no_list_of_jobs_is_no_answer(tools: Path, out: str) -> None:
+    """Taken for an empty queue, it would have a running job submitted a second time."""
+    fake(tools, "squeue", out)
+    with pytest.raises(SlurmSilent, match="squeue answers no list of jobs: "):
+        ask(["12_0"])
+
+
+def test_what_accounting_stammers_is_left_out(tools: Path) -> None:
+    fake(tools, "squeue", "a banner of this site\\n7|RUNNING|None|n1|/runs/a/slurm/x.sh\\n")
+    fake(tools, "sacct", r"8|\211\n9|<b>\n")
+    assert ask(["7", "8", "9"]) == {
+        "7": JobState(word="RUNNING", nodes="n1"),
+        "8": JobState(word="GONE"),
+        "9": JobState(word="GONE"),
+    }
+
+
+def test_what_a_person_set_for_squeue_hides_no_job(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SQUEUE_PARTITION=other, or SLURM_CLUSTERS of an interactive job, a running job would seem to be gone."""
+    for name in ("squeue", "sacct", "scancel"):
+        (tools / name).write_text(f"#!/bin/sh\nenv > {tools}/{name}.env\n")
+        (tools / name).chmod(0o755)
+    mine = ("SQUEUE_PARTITION", "SQUEUE_STATES", "SACCT_FORMAT", "SLURM_CLUSTERS", "SCANCEL_PARTITION", "SLURM_JOB_ID")
+    for name in mine:
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    assert ask(["5"]) == {"5": JobState(word="GONE")}
+    cancel._scancel(["5"])
+    for name in ("squeue", "sacct", "scancel"):
+        names = {line.partition("=")[0] for line in (tools / f"{name}.env").read_text().splitlines()}
+        assert names & set(mine) == set()
+        assert "SLURM_CONF" in names
+
+
+def test_jobs_of_a_run_are_known_by_their_script(tools: Path) -> None:
+    fake(
+        tools,
+        "squeue",
+        r"7|RUNNING|None|n1|/runs/a-12/slurm/x.sh\n8_1|PENDING|Priority||/runs/a-12/slurm/y.sh\n"
+        r"9|RUNNING|None|n1|/runs/a-123/slurm/z.sh\n10|RUNNING|None|n1|bash\n",
+    )
+    assert list(queued("a-12")) == ["7", "8_1"]
+
+
 def test_pending_jobs_have_a_hint() -> None:
     assert JobState(word="PENDING", reason="ReqNodeNotAvail, UnavailableNodes:n1").hint.startswith("nodes are down")
     assert JobState(word="PENDING", reason="Unheard").hint == ""
@@ -99,6 +148,7 @@ def judged(
         return {"5": said}
 
     monkeypatch.setattr(follow, "ask", answer)
+    monkeypatch.setattr(follow, "queued", lambda _run_id: {})
     seen = view(run, Plan.from_json(run.plan), read_units(run)[0], now)
     assert seen.silent == ("" if said else "squeue: no answer within 20 s")
     (piece,) = seen.pieces
@@ -131,6 +181,77 @@ def test_before_any_rank_started(
     piece = judged(run, monkeypatch, said)
     assert piece.state is state
     assert piece.why.startswith(words)
+
+
+def test_the_log_s_last_word_is_told_where_there_is_no_other(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = run.path / "slurm" / "5_0_log.out"
+    log.write_bytes(
+        b"x" * 10000 + b"\nslurmstepd-n1: error: execve(): /no/python: \xff No such file\n"
+        b"srun: error: n1: tasks 0-1: Exited with exit code 2\n\n"
+    )
+    why = judged(run, monkeypatch, JobState(word="FAILED")).why
+    assert why == (
+        f"FAILED; its log is {log}, which ends with: slurmstepd-n1: error: execve(): /no/python: \ufffd No such file"
+    )
+
+
+def test_a_job_that_nobody_noted_is_found(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between sbatch and the note: the job would be submitted a second time, and two write to one folder."""
+    (run.path / "slurm" / submit.JOBS_FILE).unlink()
+    found = {"5": JobState(word="RUNNING"), "4": JobState(word="COMPLETED")}
+    monkeypatch.setattr(follow, "queued", lambda run_id: found if run_id == run.run_id else {})
+    (piece,) = view(run, Plan.from_json(run.plan), []).pieces
+    assert piece.state is PieceState.NOT_SUBMITTED
+    assert piece.why == "its submission was cut short, and of this run there is job 5 (RUNNING) that was not noted"
+    assert piece.next_step == f"wait for it, or epcross cancel {run.path}; then epcross run --resume {run.path}"
+
+
+def test_two_that_resume_do_not_both_find_the_queue_empty(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    release(run.path)
+    owners: list[str | None] = []
+
+    def look(one: RunDirectory) -> dict[str, JobState]:
+        owners.append(owner_of(one.path))
+        return {"5": JobState(word="PENDING")}
+
+    monkeypatch.setattr(submit, "need_slurm", lambda: None)
+    monkeypatch.setattr(submit, "alive_jobs", look)
+    with pytest.raises(StoreError, match=r"its job 5 is PENDING\. Wait for it"):
+        submit.resume(run.path)
+    assert owners[0] is not None
+    assert str(os.getpid()) in owners[0]
+    assert owner_of(run.path) is None
+
+
+def test_what_compilers_fail_at_when_the_start_is_told_to_end_is_no_result(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's signal ends the compilers as well, perhaps before the rank hears of it."""
+    plan = Plan.from_json(run.plan)
+    configs = {name: config.to_json() for name, config in plan.backends.items()}
+    orders = {"run": str(run.path), "piece": "cpu_ep2", "configs": configs}
+    monkeypatch.setattr(allocation, "prebuild", lambda configs, *_, **__: dict.fromkeys(configs, "status -15"))
+    monkeypatch.setattr(allocation, "TOLD_LATE_S", 0.3)
+    failed = dict.fromkeys(configs, "on n1: status -15")
+    assert allocation.prepare_node(orders, "n1") == (None, failed)
+    asked = iter([None, None, "told to end by SIGTERM", "told to end by SIGTERM"])
+    assert allocation.prepare_node(orders, "n1", lambda: next(asked)) == (None, {})
+
+
+def test_signals_are_noted_and_handed_on() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _frame: heard.append(number))
+    try:
+        with told_to_end() as told:
+            assert told() is None
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert told() == "told to end by SIGUSR2"
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert heard == [signal.SIGUSR2] * 2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_silent_slurm_is_replaced_by_our_own_deadline(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

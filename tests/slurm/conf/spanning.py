@@ -22,7 +22,10 @@ class Spanning(ReferenceBackend):
 
     @classmethod
     def option_defaults(cls) -> Mapping[str, Any]:
-        return {"sleep_s": 0.0, "die_rank": -1}
+        return {"sleep_s": 0.0, "die_rank": -1, "build_s": 0.0}
+
+    def prebuild(self) -> None:
+        time.sleep(float(self.options["build_s"] or 0))
 
     def unsupported(self, point: Point) -> str | None:
         return None
