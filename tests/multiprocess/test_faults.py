@@ -177,7 +177,7 @@ def test_floor_position_attempt_and_flags(run: RunDirectory) -> None:
     units = {f"{p.point_id}.0": 2 for p in points}
     end, _ = finish(job(run, points, attempts=units, turns=turns(points, 2, floor=True)))
     assert end.end is End.DONE
-    assert read_floor(run) == {"ep2": {"ranks": [0, 1]}}
+    assert read_floor(run) == {"ep2": {"domain": "cpu", "sharing": "none", "ep_size": 2, "ranks": [0, 1]}}
     found = {(r.backend, r.launch): r for unit in read_units(run)[0] for r in unit.records}
     assert {key: (r.position, r.attempt) for key, r in found.items()} == {
         ("a", 0): (0, 2),
