@@ -12,7 +12,7 @@ from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Group, Reduction, Shard
 from epcross.harness.backends.device_inputs import DeviceInputs, device_inputs
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
-from epcross.harness.backends.landing import as_received, identify, local_ids
+from epcross.harness.backends.landing import as_identified, local_ids
 from epcross.harness.point import Point
 from epcross.harness.terms import Domain, GraphSupport, RowFormat
 
@@ -128,20 +128,18 @@ class FlashInfer(GpuBackend):
         ids, weights = landed.topk_ids[self._at], landed.topk_weights[self._at]
         rows = landed.hidden_states[self._at]
         scales = None if landed.hidden_states_scale is None else landed.hidden_states_scale[self._at]
-        source, token = identify(
-            point,
-            self._rank,
-            self._group,
-            self._inputs[set_index],
-            source=source,
-            ids=ids,
-            weights=weights,
-            rows=rows,
-            scales=scales,
-        )
+        inputs = self._inputs[set_index]
         return [
-            as_received(
-                point, self._rank, source=source, token=token, ids=ids, weights=weights, rows=rows, scales=scales
+            as_identified(
+                point,
+                self._rank,
+                self._group,
+                inputs,
+                source=source,
+                ids=ids,
+                weights=weights,
+                rows=rows,
+                scales=scales,
             )
         ]
 

@@ -165,6 +165,25 @@ def identify(
     return made[:, 0], made[:, 1]
 
 
+def as_identified(
+    point: Point,
+    rank: int,
+    group: Group,
+    inputs: DeviceInputs,
+    *,
+    source: "Tensor | None",  # [N], or None where the library does not tell
+    ids: "Tensor",  # [N, top_k] global
+    weights: "Tensor",  # [N, top_k]
+    rows: "Tensor",  # [N, ...]
+    scales: "Tensor | None",
+) -> DeviceReceived:
+    """`as_received` for rows whose source and token `identify` has to find. Collective."""
+    source, token = identify(
+        point, rank, group, inputs, source=source, ids=ids, weights=weights, rows=rows, scales=scales
+    )
+    return as_received(point, rank, source=source, token=token, ids=ids, weights=weights, rows=rows, scales=scales)
+
+
 def _digest(point: Point, rank: int, ids: "Tensor", inputs: DeviceInputs) -> "Tensor":
     return _mixed(point, rank, ids, inputs.weights, inputs.rows, inputs.scales)
 

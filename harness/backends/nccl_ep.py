@@ -13,7 +13,7 @@ from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Description, Group, Reduction, Shard
 from epcross.harness.backends.device_inputs import DeviceInputs, device_inputs, value_dtype
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
-from epcross.harness.backends.landing import as_received, identify
+from epcross.harness.backends.landing import as_identified
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Domain, GraphSupport, RowFormat
 from epcross.kernels.formats import row_size
@@ -194,20 +194,18 @@ class NcclEP(GpuBackend):
         weights = self._weights.view(-1, top_k)[self._at]
         rows = self._rows.view(-1, self._rows.shape[-1])[self._at]
         scales = None if self._scales is None else self._scales.view(-1, self._scales.shape[-1])[self._at]
-        source, token = identify(
-            point,
-            self._rank,
-            self._group,
-            self._inputs[set_index],
-            source=source,
-            ids=ids,
-            weights=weights,
-            rows=rows,
-            scales=scales,
-        )
+        inputs = self._inputs[set_index]
         return [
-            as_received(
-                point, self._rank, source=source, token=token, ids=ids, weights=weights, rows=rows, scales=scales
+            as_identified(
+                point,
+                self._rank,
+                self._group,
+                inputs,
+                source=source,
+                ids=ids,
+                weights=weights,
+                rows=rows,
+                scales=scales,
             )
         ]
 
