@@ -50,13 +50,18 @@ class FakeExchange:
                 self.weights[at, rank, source, token] = weights[source, token]
                 if scales is not None:
                     self.scales[at, rank, source, token] = scales[source, token]
-        landing = SimpleNamespace(
-            rows=self._seen(self.rows[at]),
-            scales=self._seen(self.scales[at]),
-            ids=self._seen(self.ids[at]),
-            weights=self._seen(self.weights[at]),
+        sets = tuple(
+            SimpleNamespace(
+                **{name: self._seen(getattr(self, name)[n]) for name in ("rows", "scales", "ids", "weights")}
+            )
+            for n in range(2)
         )
-        return SimpleNamespace(landing=lambda: landing, arrived=lambda: self._seen(self.present))
+        return SimpleNamespace(
+            sets=sets,
+            set_index=torch.full((self.ranks,), at, dtype=torch.int32),
+            landing=lambda: sets[at],
+            arrived=lambda: self._seen(self.present),
+        )
 
     def combine_buffer(self) -> torch.Tensor:
         return self._seen(self.partials)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from epcross.harness.backends.base import Batch, Description, Group, Shard
-from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
+from epcross.harness.backends.gpu import DeviceReceived, GpuBackend, InPlace, Landed
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
 from epcross.kernels.formats import RowSize, row_size
@@ -189,6 +189,33 @@ class OneSided(GpuBackend):
         """See `GpuBackend`."""
         self._wait()
         return [self._of_rank(self._out[set_index], local)[:count] for local, count in enumerate(self._counts)]
+
+    def in_place(self) -> InPlace:
+        """See `GpuBackend`."""
+        buffer, every = self._opened().combine_buffer(), range(self._local)
+        return InPlace(
+            landed=self._landed_in_place,
+            partials=[self._of_rank(buffer, local) for local in every],
+            sums=[[self._of_rank(out, local)[: self._counts[local]] for local in every] for out in self._out],
+        )
+
+    def _landed_in_place(self) -> list[Landed]:
+        """Of two landing sets the device alone knows which is the last dispatch's, in a graph that is replayed."""
+        sets, arrived = self._landed.sets, self._landed.arrived()
+        index = self._landed.set_index.view(*(() if self._local == 1 else (self._local,)), 1, 1, 1)
+
+        def last(name: str) -> "Tensor":
+            held = [getattr(landing, name) for landing in sets]
+            return held[0] if len(held) == 1 else self._torch.where(index == 0, *held)
+
+        values = {name: last(name) for name in ("rows", "scales", "ids", "weights")}
+        return [
+            Landed(
+                present=self._of_rank(arrived, local),
+                **{name: self._of_rank(value, local) for name, value in values.items()},
+            )
+            for local in range(self._local)
+        ]
 
     def poison(self) -> None:
         """See `Backend`. Landing words of Sentinel must stay armed, so the sums alone; all ones is a NaN in bf16."""

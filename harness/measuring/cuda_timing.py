@@ -96,6 +96,11 @@ class CudaTimer:
         stamps = self._stamped("instrument", 2, count, sets, lambda slot, _: self._between(slot, lambda: None))
         return round(statistics.median((b - a) / NS_PER_US for a, b in zip(stamps[::2], stamps[1::2], strict=True)), 4)
 
+    def replayable(self, name: str, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """What runs all that `enqueue` enqueues: its graph, captured when first asked for under this name, if the
+        backend can be captured. Until `close`."""
+        return self._runner(name, 1, 1, enqueue)
+
     def close(self) -> None:
         """See `Timer`. Graphs hold addresses of the backend's buffers, so they go first."""
         self._graphs.clear()

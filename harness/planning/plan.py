@@ -186,8 +186,6 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
     if config.soak is not None:
         drawn = drawn_points(config, config.soak)
         points = tuple(drawn)
-        if elsewhere := sorted({str(point.domain) for point in points} - {str(Domain.CPU)}):
-            raise ConfigError(f"a soak runs in domain cpu, not in {', '.join(elsewhere)}; use device=cpu")
         soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
     else:
         points = () if config.floor_only else tuple(Assembler(config).points(config))

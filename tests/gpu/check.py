@@ -16,6 +16,7 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     processes   sweeps/onesided_mps.yaml         under MPS                   about 5 minutes
     two_smoke   two GPUs: both protocols, every regime; the contract
     nvlink      sweeps/onesided_nvlink.yaml      two GPUs                    about 5 minutes
+    soak        sweeps/soak_nvlink.yaml      two GPUs, every round verified    9 minutes: give --limit-s 590
     peers       sweeps/baselines_smoke.yaml      every exchange once, two GPUs                about 6 minutes
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
@@ -94,6 +95,7 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "processes": [sweep("onesided_mps")],
         "two_smoke": smoke("cuda"),
         "nvlink": [sweep("onesided_nvlink")],
+        "soak": [sweep("soak_nvlink")],
         "peers": [[*epcross, "backends"], sweep("baselines_smoke", "timing.wall_limit_s=100")],
         "peers_check": [[*epcross, "check", f"backend={name}", "ep_size=2", "device=cuda"] for name in PEERS],
         "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
