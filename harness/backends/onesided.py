@@ -13,7 +13,7 @@ from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowForm
 from epcross.kernels.formats import RowSize, row_size
 from epcross.kernels.onesided.agreement import shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -258,15 +258,10 @@ class OneSided(GpuBackend):
 
     def _protocol_bytes(self) -> int:
         """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
-        at = layout(self.protocol, _shape(self._point))
-        shape = at.shape
-        headers = 8 * shape.ep_size * max(self._counts, default=0)  # one for every (token, rank), sent or not
         received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
-        padding = received * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
-        if self.protocol is Protocol.FENCE:
-            return headers + padding + 2 * 8 * shape.ep_size  # a flag for each peer and direction, at least
-        rearmed = received * (16 * shape.record_vectors + at.escape_stride + 16 * shape.partial_vectors)
-        return 2 * headers + padding + rearmed
+        tokens = max(self._counts, default=0)
+        at = layout(self.protocol, _shape(self._point))
+        return sent_bytes(at, tokens=tokens, rows=received) + own_bytes(at, tokens=tokens, rows=received)
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
         return tensor if self._local == 1 else tensor[local]
@@ -311,6 +306,24 @@ def _shape(point: Point) -> Shape:
         hidden=point.model.hidden,
         dispatch_format=point.dispatch_format,
     )
+
+
+def sent_bytes(at: Layout, *, tokens: int, rows: int) -> int:
+    """What a rank with `tokens` tokens stores to all ranks in a round besides rows, scales, ids, weights and partials,
+    if `rows` go out: headers, padding, flags. What is for other ranks crosses the links, and is not in `wire_bytes`."""
+    shape = at.shape
+    headers = 8 * shape.ep_size * tokens  # one for every (token, rank), sent or not
+    padding = rows * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
+    flags = 2 * 8 * shape.ep_size if at.protocol is Protocol.FENCE else 0  # one for each peer and direction, at least
+    return headers + padding + flags
+
+
+def own_bytes(at: Layout, *, tokens: int, rows: int) -> int:
+    """What a rank stores to its own memory in a round besides what it receives: armed words. Crosses no link."""
+    if at.protocol is Protocol.FENCE:
+        return 0
+    records = rows * (16 * at.shape.record_vectors + at.escape_stride + 16 * at.shape.partial_vectors)
+    return 8 * at.shape.ep_size * tokens + records
 
 
 def _sharers(point: Point) -> int:

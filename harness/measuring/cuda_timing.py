@@ -69,6 +69,18 @@ class CudaTimer:
             device.synchronize()
         return Series(values_us={Phase.ROUND_TRIP: [period_us]}, starts_ns=[0], pairs=self._steady_pairs)
 
+    def chain(self, pair: Pair, *, pairs: int, sets: int) -> int:
+        """Run at least `pairs` pairs as `steady` does, each set equally often, and wait for them; how many they were.
+        Nothing is timed. Collective."""
+        size = -(-min(pairs, GRAPH_PAIRS) // sets) * sets
+        replays = -(-pairs // size)
+        run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
+        self._line_up()
+        for _ in range(replays):
+            run()
+        self._device.synchronize()
+        return size * replays
+
     def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
         """See `Timer`."""
         if regime is Regime.STEADY:

@@ -14,6 +14,7 @@ from tests.fakes.flashinfer import install_flashinfer
 from tests.fakes.world import FakeGroup, Meeting
 
 from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
+from epcross.harness.measuring import measure
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.device_soak import DeviceSoak
 from epcross.harness.measuring.measure import measure_unit
@@ -84,9 +85,12 @@ def soak(kind):
 
 def test_a_library_is_soaked_on_every_rank_and_a_late_error_of_one_is_named(monkeypatch):
     install_flashinfer(monkeypatch)
+    monkeypatch.setattr(measure, "nvml_here", lambda: None)
     record = soak(FlashInferOneSided)
     assert (record.status, record.reason) == ("ok", None)
     assert record.verified_rounds == 1 + TIMING.sets + 1 + VISITS * TIMING.sets
+    assert (record.nvlink_tx_bytes, record.nvlink_pairs) == (None, None)
+    assert record.nvlink_note == "rank 0: there is no NVML here (nvidia-ml-py)"
     record = soak(LateWrongRow)
     assert (record.status, record.failed_rank) == ("incorrect", 1)
     looked_at_before = 1 + TIMING.sets + TIMING.sets + 1  # checks, and the staging of a timed series
