@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from epcross.kernels.formats import row_size
+from epcross.kernels.onesided.layout import Protocol
 
 
 class FakeExchange:
@@ -27,6 +28,7 @@ class FakeExchange:
         self.present = torch.zeros(places[1:], dtype=torch.bool)
         self.partials = torch.full((*places[1:], given["hidden"]), float("nan"), dtype=torch.bfloat16)
         self.slot_rank = torch.tensor([*given["placement"], -1])
+        self.protocol = Protocol.FENCE if given["protocol"] == "auto" else Protocol(given["protocol"])
         self.epoch, self.closed, self.checked = 1, False, 0
 
     def _seen(self, tensor: torch.Tensor) -> torch.Tensor:

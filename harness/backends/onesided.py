@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,8 @@ from epcross.harness.backends.gpu import DeviceReceived, GpuBackend, InPlace, La
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
 from epcross.kernels.formats import RowSize, row_size
-from epcross.kernels.onesided.agreement import shape_of, unavailable
+from epcross.kernels.onesided.agreement import AUTO, protocols_of, shape_of, unavailable
+from epcross.kernels.onesided.crossover import Crossovers, NoCrossover
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
 from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
 
@@ -25,7 +27,7 @@ _COMBINE = frozenset({Boundary.TRANSFER, Boundary.REDUCE})
 class OneSided(GpuBackend):
     """What both protocols have in common."""
 
-    protocol: ClassVar[Protocol]
+    protocol: ClassVar[str]  # one of `Protocol`, or `AUTO`
     domains = frozenset({Domain.NVLINK, Domain.SHARED_GPU})
     host_sync = False
     graph = GraphSupport.YES
@@ -66,7 +68,8 @@ class OneSided(GpuBackend):
 
     def workspace_bytes(self, point: Point) -> int:
         """The workspace of one rank. Raises `ValueError` for a shape beyond the limits."""
-        return layout(self.protocol, _shape(point)).total_bytes
+        shape = _shape(point)
+        return max(layout(protocol, shape).total_bytes for protocol in protocols_of(self.protocol))
 
     def prebuild(self) -> None:
         """Compile for the GPU of this machine, exchange and instruments."""
@@ -106,6 +109,7 @@ class OneSided(GpuBackend):
             timeout_s=_number(self.options["timeout_s"]),
             num_sms=num_sms or None,
             programmatic_launch=bool(self.options["programmatic_launch"]),
+            **self._more(),
         )
         # a dropped selection (-1) indexes the last entry: a rank that does not exist
         slot_rank = np.append(shards[0].slot_rank, np.int32(-1))
@@ -116,6 +120,10 @@ class OneSided(GpuBackend):
         self._arrived: dict[int, list[tuple[Tensor, ...]]] = {}  # source and token of each row, sources ascending
         for index in range(len(shards[0].batches)):
             self.refill_ranks(index, [shard.batches[index] for shard in shards])
+
+    def _more(self) -> dict[str, Any]:
+        """Arguments of the exchange beside those that all protocols take."""
+        return {}
 
     def _input(self) -> dict[str, "Tensor"]:
         torch, size, top_k = self._torch, self._size, self._point.model.top_k
@@ -260,7 +268,7 @@ class OneSided(GpuBackend):
         """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
         received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
         tokens = max(self._counts, default=0)
-        at = layout(self.protocol, _shape(self._point))
+        at = layout(self._opened().protocol, _shape(self._point))
         return sent_bytes(at, tokens=tokens, rows=received) + own_bytes(at, tokens=tokens, rows=received)
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
@@ -296,6 +304,44 @@ class OneSidedSentinel(OneSided):
         Phase.COMBINE: _COMBINE | {Boundary.REARM},
         Phase.ROUND_TRIP: _DISPATCH | _COMBINE | {Boundary.REARM},
     }
+
+
+class OneSidedAuto(OneSided):
+    """Whichever of the two was measured to be faster at so many tokens on such a machine, by a stored crossover."""
+
+    name = "onesided_auto"
+    protocol = AUTO
+    boundary = OneSidedSentinel.boundary  # the wider one: Fence has nothing to arm
+
+    @classmethod
+    def option_defaults(cls) -> Mapping[str, Scalar]:
+        """`crossover` is the file that `epcross crossover RUN --save FILE` wrote; there is no other default."""
+        return {**super().option_defaults(), "crossover": ""}
+
+    def unavailable(self) -> str | None:
+        """As the others; or no crossover was given, or it cannot be read."""
+        if why := super().unavailable():
+            return why
+        path = str(self.options["crossover"])
+        if not path:
+            return (
+                "nobody said which protocol is faster here: measure both (sweep=onesided_nvlink), write the crossover "
+                "with `epcross crossover RUN --save FILE`, and give it as backend.options.crossover=FILE"
+            )
+        try:
+            Crossovers.load(path)
+        except NoCrossover as error:
+            return str(error)
+        return None
+
+    def describe(self) -> Description:
+        """See `Backend`. Says which protocol the tokens of the point chose, and by which file."""
+        told = super().describe()
+        chosen = f"{self._opened().protocol} by {self.options['crossover']}"
+        return replace(told, algorithm=f"{chosen}; {told.algorithm}")
+
+    def _more(self) -> dict[str, Any]:
+        return {"crossover": str(self.options["crossover"])}
 
 
 def _shape(point: Point) -> Shape:

@@ -238,7 +238,7 @@ def _impossible(
     Unless they run `here`, what this machine lacks says nothing: the ranks will ask theirs.
     """
     found: dict[Point, Impossible] = {}
-    absent: dict[str, str | None] = {}
+    absent: dict[tuple[str, tuple[Any, ...]], str | None] = {}
     instances: dict[tuple[str, tuple[Any, ...]], Backend | None] = {}
     for point in points:
         key = (point.backend, point.options)
@@ -255,9 +255,10 @@ def _impossible(
             reason = "this host is one domain, and scope=scale_out spans several; take launcher=slurm"
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
             continue
-        if point.backend not in absent:
-            absent[point.backend] = loader.unavailable(configs[point.backend]) if here else None
-        reason = absent[point.backend]
+        if key not in absent:  # an option may name a file that is not there
+            config = replace(configs[point.backend], options=dict(point.options))
+            absent[key] = loader.unavailable(config) if here else None
+        reason = absent[key]
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
     return found
