@@ -29,7 +29,7 @@ GRAPH_PAIRS = 200
 
 INSTRUMENT_ITERATIONS = 64
 HOLD_US = 300.0
-"""Longer than Python takes to enqueue one pair and its stamps; only eager series and spans need it."""
+"""Longer than Python takes to enqueue one pair and its stamps, or a few replays."""
 
 PROFILER_SLOWDOWN = 5.0
 """By how much a profiler may slow the host down, generously."""
@@ -59,6 +59,9 @@ class CudaTimer:
         run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
         with device.range(f"steady {replays} x {size} pairs"):
+            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the hold
+            # a short series would time the host
+            device.hold(HOLD_US)
             run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
             first = device.mark()
             for _ in range(replays):
@@ -99,6 +102,7 @@ class CudaTimer:
             pairs = self._steady_pairs or GRAPH_PAIRS
             size = min(pairs, GRAPH_PAIRS)
             run = self._runner("empty", 1, sets, self._device.empty)
+            self._device.hold(HOLD_US)
             run()
             first = self._device.mark()
             for _ in range(max(1, pairs // size)):

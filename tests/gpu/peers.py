@@ -55,7 +55,8 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
         _command(envs / "deepep_v1", {**common, "LD_LIBRARY_PATH": nvshmem}, [scratch / "deepep_v1"])
     own = dict(common)
     if (scratch / "fi").is_dir():
-        own |= {"PYTHONPATH": str(scratch / "fi"), "FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
+        found = os.pathsep.join(filter(None, [str(scratch / "fi"), os.environ.get("PYTHONPATH")]))
+        own |= {"PYTHONPATH": found, "FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
     return own
 
 
