@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
+from epcross.harness.backends.layer import LayerBackend
 from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, open_monitor, summary
 from epcross.harness.measuring.nvtx import staged
 from epcross.harness.measuring.timer import HostTimer, Timer
@@ -185,7 +186,10 @@ class UnitSession:
         from epcross.harness.measuring.cuda_device import open_device
         from epcross.harness.measuring.cuda_timing import CudaTimer
 
-        return CudaTimer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
+        from epcross.harness.measuring.layer_timing import LayerTimer
+
+        timer = LayerTimer if isinstance(self.backend, LayerBackend) else CudaTimer
+        return timer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
 
     def _check_round(self, stage: Stage, set_index: int, batch: GroupBatch) -> None:
         """One pair with new inputs in poisoned buffers, checked on every rank; raises `Incorrect` on all together."""
