@@ -26,7 +26,7 @@ from epcross.harness.backends.base import Backend, Batch, BF16Bits, Group, Recei
 from epcross.harness.point import Point
 from epcross.harness.terms import BackendKind, Boundary, GraphSupport, Phase
 from epcross.kernels.experts.compute import ComputeDescription
-from epcross.kernels.experts.formats import ExpertShape
+from epcross.kernels.experts.formats import Arithmetic, ExpertShape
 from epcross.kernels.formats import RowFormat
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ class LayerBackend(Backend):
     def outputs_ranks(self, set_index: int) -> "Sequence[Tensor]":
         """The hidden states [T, hidden] in BF16 that the last layer of this set left for each rank of this process.
         Waits for the device; raises `WaitExpired` if a bounded wait of a kernel ran out."""
+
+    @abstractmethod
+    def arithmetic(self, point: Point) -> Arithmetic:
+        """Where the experts round, for the oracle. Needs no GPU."""
 
     def keep(self, set_index: int) -> None:
         """See above. Nothing for kinds without an exchange of their own."""

@@ -20,7 +20,7 @@ from epcross.harness.backends.rank_weights import rank_weights
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Phase, RowFormat
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
-from epcross.kernels.experts.formats import ExpertShape, Layout
+from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout
 from epcross.kernels.experts.quantise_rows import quantise_rows
 from epcross.kernels.experts.rows import ExpertRows
 from epcross.kernels.formats import row_size
@@ -163,7 +163,7 @@ class SplitLayer(LayerBackend):
         self.exchange.refill_ranks(set_index, [_without_rows(sent, batch) for batch in batches])
         for held, batch in zip(self._hidden[set_index], batches, strict=True):
             bits = np.ascontiguousarray(batch.rows[:, : 2 * self._point.model.hidden])
-            held.copy_(torch.from_numpy(bits).view(torch.bfloat16))
+            held.view(torch.uint8).copy_(torch.from_numpy(bits))
         if not self._quantises:
             width = 2 * self._point.model.hidden
             for given, held in zip(self.exchange.given_ranks(set_index), self._hidden[set_index], strict=True):
@@ -223,13 +223,21 @@ class SplitLayer(LayerBackend):
 
     def describe(self) -> Description:
         """See `Backend`."""
-        told = self.exchange.describe()
+        told, experts = self.exchange.describe(), self.compute_description()
         own = sum(compute.workspace_bytes for compute in self._computes) // len(self._computes)
+        chosen = [f"{name} {value}" for name, value in experts.options.items()]
         return replace(
             told,
-            algorithm=", ".join(filter(None, [told.algorithm, f"{self._copies} copies of the weights"])),
+            algorithm=", ".join(filter(None, [told.algorithm, *chosen, f"weights in {self._copies} copies"])),
+            kernels=(*told.kernels, *experts.kernels),
             workspace_bytes=told.workspace_bytes + own,
         )
+
+    def arithmetic(self, point: Point) -> Arithmetic:
+        """See `LayerBackend`. Rows by expert go back one by one, in BF16, before anybody weights them."""
+        assert self.make_compute is not None
+        told = self.make_compute().arithmetic(self._shape(point, 0))
+        return replace(told, output_rounded=True) if self.exchange.layout is Layout.EXPERT_MAJOR else told
 
     def compute_description(self) -> ComputeDescription:
         """See `LayerBackend`."""
