@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from epcross.kernels.experts.formats import ExpertShape, Layout
+from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout
 from epcross.kernels.experts.rows import ExpertRows
 from epcross.kernels.experts.weights import ExpertWeights
 
@@ -40,6 +40,10 @@ class ExpertCompute(ABC):
     @abstractmethod
     def unsupported(self, shape: ExpertShape, layout: Layout) -> str | None:
         """Why it cannot serve these experts, in a sentence, or None. Needs no GPU and never raises."""
+
+    @abstractmethod
+    def arithmetic(self, shape: ExpertShape) -> Arithmetic:
+        """Where it rounds, for the oracle."""
 
     @abstractmethod
     def prepare(self, shape: ExpertShape, layout: Layout, weights: ExpertWeights) -> None:

@@ -27,6 +27,20 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """Where an implementation rounds on its way. The oracle follows it, so that what is left is error.
+
+    Without any of these: operands as stored, sums exact, the intermediate quantised once, the weighted sum rounded once.
+    """
+
+    intermediate: RowFormat  # bf16, fp8 (a scale per 128) or mxfp8 (e8m0 per 32)
+    power_of_two_scales: bool = False  # fp8: scales are rounded up to powers of two
+    gate_up_rounded: bool = False  # GEMM1 leaves bf16, and SwiGLU reads that
+    output_rounded: bool = False  # an expert's output is rounded to bf16 before it is weighted
+    weight_first: bool = False  # the weight multiplies the intermediate, before that is quantised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
     """The experts of one rank, and how rows come to them.
 
@@ -42,6 +56,13 @@ class ExpertShape:
     weight_format: WeightFormat
     capacity_rows: int  # rank-major: rows that a landing set has room for; expert-major: those of each expert
     expected_rows_per_expert: int = 0  # a mean, for libraries that choose a kernel by it on the host; 0 = unknown
+    max_selections: int = 0  # of this rank in any run, where the caller knows; bounds workspaces. 0 = the worst case
+
+    @property
+    def selections_bound(self) -> int:
+        """Selections of this rank that memory must suffice for, rank-major."""
+        worst = self.capacity_rows * min(self.top_k, self.num_local_experts)
+        return min(worst, self.max_selections) if self.max_selections else worst
 
     @property
     def last_slot(self) -> int:

@@ -66,8 +66,8 @@ def make_weights(shape: ExpertShape, *, seed: int, device: "torch.device | str",
         device: where they are made and stay.
         copies: how many, see `copies_needed`.
     """
-    gate_up = _matrices(shape, seed, 0, 2 * shape.intermediate, shape.hidden, device)
-    down = _matrices(shape, seed, 1, shape.hidden, shape.intermediate, device)
+    gate_up = _matrices(shape, seed, 0, device)
+    down = _matrices(shape, seed, 1, device)
     first = WeightCopy(gate_up=gate_up[0], gate_up_scales=gate_up[1], down=down[0], down_scales=down[1])
 
     def again(tensor: "torch.Tensor | None") -> "torch.Tensor | None":
@@ -101,44 +101,50 @@ def decoded(
     return fp4_values(values, dtype) * power.repeat_interleave(FP4_BLOCK, -1)
 
 
-def _matrices(
-    shape: ExpertShape, seed: int, which: int, rows: int, columns: int, device: "torch.device | str"
+def matrix(
+    shape: ExpertShape, seed: int, which: int, slot: int, device: "torch.device | str"
 ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """One of the two matrices of every expert, quantised, and its scales."""
+    """gate_up (`which` 0) or down (1) of any slot of the model, quantised, and its scales: what `make_weights` stores."""
     import torch
 
-    experts = shape.num_local_experts
-    values, scales = _empty(shape.weight_format, experts, rows, columns, device)
+    sizes = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    rows, columns = sizes[which]
     step = max(FP8_BLOCK, _CHUNK_VALUES // columns // FP8_BLOCK * FP8_BLOCK)
-    for expert in range(experts):
-        for first in range(0, rows, step):
-            part = slice(first, min(rows, first + step))
-            made = _values(seed, shape.first_slot + expert, which, part.start, part.stop, columns, device)
-            if shape.weight_format is WeightFormat.BF16:
-                values[expert, part] = made.to(torch.bfloat16)
-            elif shape.weight_format is WeightFormat.FP8:
-                assert scales is not None
-                blocks = slice(part.start // FP8_BLOCK, -(-part.stop // FP8_BLOCK))
-                values[expert, part], scales[expert, blocks] = quantise_fp8_blocks(made)
-            else:
-                assert scales is not None
-                values[expert, part], scales[expert, part] = quantise_fp4(made)
-    return values, scales
+    parts = [
+        _quantised(shape.weight_format, _values(seed, slot, which, first, min(rows, first + step), columns, device))
+        for first in range(0, rows, step)
+    ]
+    values = torch.cat([part for part, _ in parts])
+    scales = [scale for _, scale in parts if scale is not None]
+    return values, torch.cat(scales) if scales else None
 
 
-def _empty(
-    weight_format: WeightFormat, experts: int, rows: int, columns: int, device: "torch.device | str"
+def _matrices(
+    shape: ExpertShape, seed: int, which: int, device: "torch.device | str"
 ) -> "tuple[torch.Tensor, torch.Tensor | None]":
+    """One of the two matrices of every expert of the rank."""
+    import torch
+
+    stored: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    for expert in range(shape.num_local_experts):
+        values, scales = matrix(shape, seed, which, shape.first_slot + expert, device)
+        if stored is None:  # all at once, since the largest sets would not fit twice
+            stored = tuple(
+                None if t is None else torch.empty((shape.num_local_experts, *t.shape), dtype=t.dtype, device=device)
+                for t in (values, scales)
+            )  # type: ignore[assignment]
+        for whole, part in zip(stored, (values, scales), strict=True):
+            if whole is not None:
+                whole[expert] = part
+    return stored
+
+
+def _quantised(weight_format: WeightFormat, made: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor | None]":
     import torch
 
     if weight_format is WeightFormat.BF16:
-        return torch.empty((experts, rows, columns), dtype=torch.bfloat16, device=device), None
-    if weight_format is WeightFormat.FP8:
-        blocks = (experts, -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
-        values = torch.empty((experts, rows, columns), dtype=torch.float8_e4m3fn, device=device)
-        return values, torch.empty(blocks, dtype=torch.float32, device=device)
-    values = torch.empty((experts, rows, columns // 2), dtype=torch.uint8, device=device)
-    return values, torch.empty((experts, rows, columns // FP4_BLOCK), dtype=torch.uint8, device=device)
+        return made.to(torch.bfloat16), None
+    return (quantise_fp8_blocks if weight_format is WeightFormat.FP8 else quantise_fp4)(made)
 
 
 def _values(
