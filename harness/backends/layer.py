@@ -67,8 +67,9 @@ class LayerBackend(Backend):
         Waits for the device; raises `WaitExpired` if a bounded wait of a kernel ran out."""
 
     @abstractmethod
-    def arithmetic(self, point: Point) -> Arithmetic:
-        """Where the experts round, for the oracle. Needs no GPU."""
+    def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
+        """Where the experts round, for the oracle; several where a library chooses by the shape and does not say what:
+        outputs must then be right by one and the same of them. Needs no GPU."""
 
     def keep(self, set_index: int) -> None:
         """See above. Nothing for kinds without an exchange of their own."""

@@ -233,11 +233,11 @@ class SplitLayer(LayerBackend):
             workspace_bytes=told.workspace_bytes + own,
         )
 
-    def arithmetic(self, point: Point) -> Arithmetic:
+    def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
         """See `LayerBackend`. Rows by expert go back one by one, in BF16, before anybody weights them."""
         assert self.make_compute is not None
         told = self.make_compute().arithmetic(self._shape(point, 0))
-        return replace(told, output_rounded=True) if self.exchange.layout is Layout.EXPERT_MAJOR else told
+        return [replace(told, output_rounded=True) if self.exchange.layout is Layout.EXPERT_MAJOR else told]
 
     def compute_description(self) -> ComputeDescription:
         """See `LayerBackend`."""
