@@ -17,7 +17,7 @@ from epcross.harness.backends.base import Backend
 from epcross.harness.planning.plan import Job, Plan
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Point, Timing, processes
-from epcross.harness.terms import REGIME_PHASES, Domain, Regime, RowFormat
+from epcross.harness.terms import Domain, Regime, RowFormat
 from epcross.kernels.formats import row_size
 
 GROUP_START_S = 0.6
@@ -74,7 +74,7 @@ class Need:
 def needs(plan: Plan, cores: int | None = None) -> tuple[Need, ...]:
     """The need of each job of the plan, for a host with `cores` usable cores (this host's by default)."""
     cores = cores or usable_cores()
-    backends: dict[tuple[str, Any], Backend] = {}
+    backends: dict[tuple[Any, ...], Backend] = {}
     found = tuple(job_need(job, plan, cores, backends) for job in plan.jobs)
     if plan.soak is None:
         return found
@@ -156,7 +156,7 @@ def _combine_bytes(point: Point) -> int:
     return row_size(RowFormat.BF16, point.model.hidden).padded_bytes
 
 
-def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], Backend]) -> Need:
+def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[Any, ...], Backend]) -> Need:
     """The need of one job, or of a part of one, on a host with `cores` cores; `backends` are those made before."""
     timing = plan.timing
     workspaces = {point: _workspace_bytes(point, plan.backends, backends) for point in job.points}
@@ -166,7 +166,7 @@ def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], B
     return Need(
         ep_size=job.ep_size,
         units=len(job.points) * timing.launches,
-        rows=sum(len(REGIME_PHASES[point.regime]) for point in job.points) * timing.repeats,
+        rows=sum(len(point.phases) for point in job.points) * timing.repeats,
         time_s=timing.launches * once_s,
         rank_memory_bytes=max((rank_bytes(p, timing, size) for p, size in workspaces.items()), default=0),
         shm_bytes=max((job.ep_size * size for p, size in workspaces.items() if p.domain is Domain.CPU), default=0),
@@ -174,9 +174,9 @@ def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], B
 
 
 def _workspace_bytes(
-    point: Point, configs: Mapping[str, BackendConfig], backends: dict[tuple[str, Any], Backend]
+    point: Point, configs: Mapping[str, BackendConfig], backends: dict[tuple[Any, ...], Backend]
 ) -> int:
-    key = (point.backend, point.options)
+    key = (point.backend, point.options, point.compute, point.compute_options)
     if key not in backends:
         backends[key] = loader.for_point(configs[point.backend], point)
     return backends[key].workspace_bytes(point)

@@ -191,7 +191,7 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
     else:
         points = () if config.floor_only else tuple(Assembler(config).points(config))
-    backends = {name: config.library.get("backend", name) for name in dict.fromkeys(p.backend for p in points)}
+    backends = {name: _with_computes(config, name, points) for name in dict.fromkeys(p.backend for p in points)}
     impossible = _impossible(points, backends, here=config.launcher.name != SLURM)
     return Plan(
         sweep=config.sweep,
@@ -206,6 +206,14 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         backends=backends,
         config=_resolved(config),
         soak=soak,
+    )
+
+
+def _with_computes(config: Config, name: str, points: Sequence[Point]) -> BackendConfig:
+    """A backend's configuration with those of the expert stages that `points` have it run."""
+    named = dict.fromkeys(point.compute for point in points if point.backend == name and point.compute)
+    return replace(
+        config.library.get("backend", name), computes={each: config.library.get("compute", each) for each in named}
     )
 
 
@@ -240,10 +248,10 @@ def _impossible(
     Unless they run `here`, what this machine lacks says nothing: the ranks will ask theirs.
     """
     found: dict[Point, Impossible] = {}
-    absent: dict[str, str | None] = {}
-    instances: dict[tuple[str, tuple[Any, ...]], Backend | None] = {}
+    absent: dict[tuple[str, str], str | None] = {}
+    instances: dict[tuple[Any, ...], Backend | None] = {}
     for point in points:
-        key = (point.backend, point.options)
+        key = (point.backend, point.options, point.compute, point.compute_options)
         if key not in instances:
             try:
                 instances[key] = loader.for_point(configs[point.backend], point)
@@ -257,9 +265,10 @@ def _impossible(
             reason = "this host is one domain, and scope=scale_out spans several; take launcher=slurm"
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
             continue
-        if point.backend not in absent:
-            absent[point.backend] = loader.unavailable(configs[point.backend]) if here else None
-        reason = absent[point.backend]
+        asked = (point.backend, point.compute)
+        if asked not in absent:
+            absent[asked] = loader.unavailable(configs[point.backend], point.compute) if here else None
+        reason = absent[asked]
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
     return found

@@ -34,6 +34,7 @@ class Arithmetic:
     """
 
     intermediate: RowFormat  # bf16, fp8 (a scale per 128) or mxfp8 (e8m0 per 32)
+    scale_block: int = FP8_BLOCK  # fp8: values of the intermediate that share a scale
     power_of_two_scales: bool = False  # fp8: scales are rounded up to powers of two
     gate_up_rounded: bool = False  # GEMM1 leaves bf16, and SwiGLU reads that
     output_rounded: bool = False  # an expert's output is rounded to bf16 before it is weighted

@@ -217,7 +217,7 @@ def requantised(values: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor
 
     if arithmetic.intermediate is RowFormat.BF16:
         return values.to(torch.bfloat16).double()
-    block = 32 if arithmetic.intermediate is RowFormat.MXFP8 else FP8_BLOCK
+    block = 32 if arithmetic.intermediate is RowFormat.MXFP8 else arithmetic.scale_block
     parts = values.unflatten(1, (-1, block))
     largest = parts.abs().amax(-1, keepdim=True).float()
     if arithmetic.intermediate is RowFormat.MXFP8:  # the power of two that the MX standard says, with saturation
