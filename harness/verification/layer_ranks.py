@@ -165,7 +165,7 @@ class LayerRanks:
             self._put(batch.ids[rank]),
             self._put(batch.weights[rank]),
             expert=self.experts(),
-            slots=range(point.placement.num_slots),
+            slots=self.backend.served_slots(point),
             row_format=RowFormat.BF16 if point.dispatch_format is RowFormat.BF16 else RowFormat.FP8,  # what is added
             arithmetic=arithmetic,
             # one bf16 partial for each rank, unless the library's combine weights and adds selections one by one
