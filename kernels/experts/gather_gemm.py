@@ -102,7 +102,7 @@ class GatherGemm(ExpertCompute):
         places = self._index.max_tiles * tiles.block_t
         floats = {"dtype": torch.float32, "device": device}
         self._h = torch.zeros((places, inter), dtype=self._element, device=device)
-        self._h_scale = torch.empty((places, inter // 128 if self._fp8 else 1), **floats)
+        self._h_scale = torch.zeros((places, inter // 128 if self._fp8 else 1), **floats)
         self._gate_up_part = torch.empty((2 * self._units, 2 * tiles.block_n * tiles.block_t), **floats)
         self._arrivals = torch.zeros(2 * self._units, dtype=torch.int32, device=device)
         self._down_part = torch.empty((places, hidden), **floats)
