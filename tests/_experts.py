@@ -11,7 +11,14 @@ from epcross.kernels.onesided.layout import EPOCH_SHIFT
 
 
 def shape_of(row_format: RowFormat, weight_format: WeightFormat, **other) -> ExpertShape:
-    sizes = {"num_local_experts": 4, "first_slot": 8, "top_k": 4, "hidden": 256, "intermediate": 128, "capacity_rows": 24}
+    sizes = {
+        "num_local_experts": 4,
+        "first_slot": 8,
+        "top_k": 4,
+        "hidden": 256,
+        "intermediate": 128,
+        "capacity_rows": 24,
+    }
     return ExpertShape(row_format=row_format, weight_format=weight_format, **{**sizes, **other})
 
 
@@ -25,7 +32,9 @@ def hidden_states(count: int, hidden: int, generator: torch.Generator, device="c
 def encoded(row_format: RowFormat, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows and scales as bytes."""
     if row_format is RowFormat.BF16:
-        return values.contiguous().view(torch.uint8), torch.empty((len(values), 0), dtype=torch.uint8, device=values.device)
+        return values.contiguous().view(torch.uint8), torch.empty(
+            (len(values), 0), dtype=torch.uint8, device=values.device
+        )
     rows, scales = quantise_fp8_rows(values)
     return rows.view(torch.uint8), scales.contiguous().view(torch.uint8)
 
@@ -92,7 +101,9 @@ def expert_major(shape: ExpertShape, *, seed: int = 0, device="cpu") -> ExpertMa
     counts[0], counts[-1] = 0, capacity
     rows = row.view(experts, capacity, -1).clone()
     rows[torch.arange(capacity, device=device)[None, :] >= counts[:, None]] = 255
-    scales = scale.view(torch.float32).view(experts, capacity, -1) if scale.shape[1] else scale.view(experts, capacity, 0)
+    scales = (
+        scale.view(torch.float32).view(experts, capacity, -1) if scale.shape[1] else scale.view(experts, capacity, 0)
+    )
     out = torch.full((experts, capacity, shape.hidden), float("nan"), dtype=torch.bfloat16, device=device)
     return ExpertMajorRows(rows=rows, scales=scales, counts=counts, out=out)
 

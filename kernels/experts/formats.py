@@ -30,7 +30,7 @@ class Layout(StrEnum):
 class Arithmetic:
     """Where an implementation rounds on its way. The oracle follows it, so that what is left is error.
 
-    Without any of these: operands as stored, sums exact, the intermediate quantised once, the weighted sum rounded once.
+    Without any of these: operands as stored, sums exact, the intermediate quantised once, as is the weighted sum.
     """
 
     intermediate: RowFormat  # bf16, fp8 (a scale per 128) or mxfp8 (e8m0 per 32)
@@ -56,6 +56,7 @@ class ExpertShape:
     row_format: RowFormat
     weight_format: WeightFormat
     capacity_rows: int  # rank-major: rows that a landing set has room for; expert-major: those of each expert
+    power_of_two_scales: bool = False  # of fp8: rows, weights and intermediate, as tensor cores of sm_100 read them
     expected_rows_per_expert: int = 0  # a mean, for libraries that choose a kernel by it on the host; 0 = unknown
     max_selections: int = 0  # of this rank in any run, where the caller knows; bounds workspaces. 0 = the worst case
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from epcross.kernels.errors import DoesNotFit
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
+from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, interpreted, triton_missing
 from epcross.kernels.experts.rows import ExpertRows, RankMajorRows
 from epcross.kernels.experts.weights import ExpertWeights
 from epcross.kernels.formats import RowFormat
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 _PAIRS = {(RowFormat.BF16, WeightFormat.BF16), (RowFormat.FP8, WeightFormat.FP8)}
-_INDEX_ROWS = 64  # rows of a block of the index kernel
-_MAX_SPLITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +52,7 @@ class GatherGemm(ExpertCompute):
 
     def unavailable(self) -> str | None:
         """Needs Triton and compute capability 9.0."""
-        try:
-            import torch
-            import triton
-        except ImportError as error:
-            return f"{error.name} is not installed; install epcross[gpu]"
-        if triton.knobs.runtime.interpret:
-            return None
-        if not torch.cuda.is_available():
-            return "there is no CUDA device"
-        if torch.cuda.get_device_capability() < (9, 0):
-            return "needs compute capability 9.0 or newer, for bulk copies of tiles"
-        return None
+        return triton_missing()
 
     def unsupported(self, shape: ExpertShape, layout: Layout) -> str | None:
         """Rank-major rows of two formats; sizes that tiles divide."""
@@ -86,7 +74,7 @@ class GatherGemm(ExpertCompute):
 
     def arithmetic(self, shape: ExpertShape) -> Arithmetic:
         """Rounds the intermediate and the weighted sum, nothing else."""
-        return Arithmetic(intermediate=shape.row_format)
+        return Arithmetic(intermediate=shape.row_format, power_of_two_scales=shape.power_of_two_scales)
 
     def prepare(self, shape: ExpertShape, layout: Layout, weights: ExpertWeights) -> None:
         """Takes workspaces and describes the weights to the copy engine; kernels are compiled by the first run."""
@@ -96,43 +84,26 @@ class GatherGemm(ExpertCompute):
 
         self._shape, self._tiles = shape, self._wanted or default_tiles(shape)
         tiles, device = self._tiles, weights.copies[0].gate_up.device
-        self._interpreted = bool(triton.knobs.runtime.interpret)
+        self._version = f"triton {triton.__version__}"
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
         self._fp8 = shape.weight_format is WeightFormat.FP8
-        self._version = f"triton {triton.__version__}"
-        width = 128 if self._fp8 else 64  # one swizzle of shared memory
-        self._block_k = width
+        self._element = torch.float8_e4m3fn if self._fp8 else torch.bfloat16
+        self._block_k = width = 128 if self._fp8 else 64  # one swizzle of shared memory
         experts, hidden, inter = shape.num_local_experts, shape.hidden, shape.intermediate
-        bound = shape.selections_bound
-        self._max_tiles = bound // tiles.block_t + min(experts, bound)
         self._units = self._sms * tiles.per_sm
-
-        def empty(*size: int, dtype: "torch.dtype" = torch.int32) -> "torch.Tensor":
-            return torch.empty(size, dtype=dtype, device=device)
-
-        element = torch.float8_e4m3fn if self._fp8 else torch.bfloat16
-        places = self._max_tiles * tiles.block_t
-        part = 2 * tiles.block_n * tiles.block_t
-        self._buffers = {
-            "index": empty(experts, shape.capacity_rows),
-            "place": empty(shape.capacity_rows, shape.top_k),
-            "shared": empty(shape.capacity_rows),
-            "counters": torch.zeros(experts + 2, dtype=torch.int32, device=device),
-            "schedule": torch.zeros(4, dtype=torch.int32, device=device),
-            "expert_rows": empty(experts),
-            "expert_tile": empty(experts),
-            "tile": empty(2, self._max_tiles),
-            "h": torch.zeros((places, inter), dtype=element, device=device),
-            "h_scale": empty(places, inter // 128 if self._fp8 else 1, dtype=torch.float32),
-            "gate_up_part": empty(2 * self._units, part, dtype=torch.float32),
-            "arrivals": torch.zeros(2 * self._units, dtype=torch.int32, device=device),
-            "down_part": empty(places, hidden, dtype=torch.float32),
-        }
+        self._index = PairIndex(shape, tiles.block_t, device, column_blocks=inter // tiles.block_n, units=self._units)
+        places = self._index.max_tiles * tiles.block_t
+        floats = {"dtype": torch.float32, "device": device}
+        self._h = torch.zeros((places, inter), dtype=self._element, device=device)
+        self._h_scale = torch.empty((places, inter // 128 if self._fp8 else 1), **floats)
+        self._gate_up_part = torch.empty((2 * self._units, 2 * tiles.block_n * tiles.block_t), **floats)
+        self._arrivals = torch.zeros(2 * self._units, dtype=torch.int32, device=device)
+        self._down_part = torch.empty((places, hidden), **floats)
 
         def described(tensor: "torch.Tensor", block_rows: int) -> Any:
             return TensorDescriptor.from_tensor(tensor, [block_rows, width])
 
-        self._h_desc = described(self._buffers["h"], tiles.block_t)
+        self._h_desc = described(self._h, tiles.block_t)
         self._copies = [
             (
                 described(copy.gate_up.view(experts * 2 * inter, hidden), tiles.block_n),
@@ -145,59 +116,42 @@ class GatherGemm(ExpertCompute):
 
     def run(self, rows: ExpertRows, weights_copy: int = 0) -> None:
         """See `ExpertCompute`."""
-        import torch
-        import triton
-
         from epcross.kernels.experts.gather.gemm_kernels import down_kernel, finish_kernel, gate_up_kernel
-        from epcross.kernels.experts.gather.index_kernel import index_kernel
 
         assert isinstance(rows, RankMajorRows)
-        shape, tiles, at, first = self._shape, self._tiles, self._buffers, rows.sets[0]
-        second = rows.sets[-1]
-        num_rows, experts = rows.capacity_rows, shape.num_local_experts
-        pdl = not self._interpreted
-        dependent: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-        two_sets = len(rows.sets) == 2
-        element = torch.float8_e4m3fn if self._fp8 else torch.bfloat16
-        epoch = at["schedule"] if rows.epoch is None else rows.epoch
-        headers = first.headers
-        sources, per_source = (1, num_rows) if headers is None else headers.shape
-        strides = (0, 0) if headers is None else headers.stride()
+        shape, tiles, index = self._shape, self._tiles, self._index
+        first, second = rows.sets[0], rows.sets[-1]
         w1, w1_scale, w2, w2_scale = self._copies[weights_copy % len(self._copies)]
-        x, x_scale = first.rows.view(element), first.scales.view(torch.float32) if self._fp8 else at["h_scale"]
-        index_kernel[(triton.cdiv(num_rows, _INDEX_ROWS),)](
-            first.ids, _apart(first.ids, second.ids), first.ids.stride(0),
-            at["schedule"] if headers is None else headers,
-            0 if headers is None or second.headers is None else _apart(headers, second.headers), *strides, per_source,
-            epoch, at["schedule"] if rows.count is None else rows.count, num_rows, shape.first_slot,
-            at["index"], at["place"], at["shared"], at["counters"], at["schedule"], at["expert_rows"],
-            at["expert_tile"], at["tile"], self._max_tiles, self._units,
-            E=experts, E_PAD=triton.next_power_of_2(experts), K=shape.top_k,
-            K_PAD=triton.next_power_of_2(shape.top_k), ROWS=_INDEX_ROWS, BLOCK_T=tiles.block_t,
-            COLUMN_BLOCKS=shape.intermediate // tiles.block_n, MAX_SPLITS=_MAX_SPLITS, TWO_SETS=two_sets,
-            HAS_HEADERS=headers is not None, HAS_LIMIT=rows.count is not None, PDL=pdl, num_warps=4,
-        )  # fmt: skip
+        x = first.rows.view(self._element)
+        x_delta = apart(first.rows, second.rows) // self._element.itemsize
+        x_scale = first.scales.view(self._h_scale.dtype) if self._fp8 else self._h_scale
+        epoch, num_rows = epoch_of(rows, index.schedule), rows.capacity_rows
+        dependent = not interpreted()  # a kernel is brought up while the one before it ends
+        launch: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+        same: dict[str, Any] = {
+            "H": shape.hidden, "K": shape.top_k, "BLOCK_T": tiles.block_t, "PDL": dependent, **launch,
+        }  # fmt: skip
+        product = {
+            **same, "I": shape.intermediate, "FP8": self._fp8, "BLOCK_K": self._block_k,
+            "TWO_SETS": len(rows.sets) == 2,
+        }  # fmt: skip
+        index.fill(rows, pdl=dependent)
         gate_up_kernel[(self._units,)](
-            w1, w1_scale, x, _apart(first.rows, second.rows) // element.itemsize, x.stride(0), x_scale,
-            _apart(first.scales, second.scales) // 4, x_scale.stride(0), epoch, at["index"], num_rows,
-            at["schedule"], at["expert_rows"], at["tile"], self._max_tiles, at["h"], at["h_scale"],
-            at["gate_up_part"], at["arrivals"],
-            H=shape.hidden, I=shape.intermediate, K=shape.top_k, FP8=self._fp8, BLOCK_N=tiles.block_n,
-            BLOCK_T=tiles.block_t, BLOCK_K=self._block_k, TWO_SETS=two_sets, PDL=pdl,
-            num_warps=tiles.warps, num_stages=tiles.stages, **dependent,
+            w1, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4, x_scale.stride(0),
+            epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
+            self._h, self._h_scale, self._gate_up_part, self._arrivals,
+            POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, num_warps=tiles.warps,
+            num_stages=tiles.stages, **product,
         )  # fmt: skip
         down_kernel[(self._sms * tiles.down_per_sm,)](
-            w2, w2_scale, self._h_desc, at["h_scale"], first.weights, _apart(first.weights, second.weights),
-            first.weights.stride(0), epoch, at["index"], num_rows, at["schedule"], at["expert_rows"], at["tile"],
-            self._max_tiles, rows.out, rows.out.stride(0), at["down_part"],
-            H=shape.hidden, I=shape.intermediate, K=shape.top_k, FP8=self._fp8, BLOCK_N=tiles.down_block_n,
-            BLOCK_T=tiles.block_t, BLOCK_K=self._block_k, TWO_SETS=two_sets, PDL=pdl,
-            num_warps=tiles.down_warps, num_stages=tiles.down_stages, **dependent,
+            w2, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
+            first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
+            index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
+            BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **product,
         )  # fmt: skip
         finish_kernel[(self._sms * 4,)](
-            at["shared"], at["place"], at["expert_tile"], at["schedule"], num_rows, at["down_part"], rows.out,
-            rows.out.stride(0), self._max_tiles,
-            H=shape.hidden, K=shape.top_k, BLOCK_T=tiles.block_t, BLOCK_N=1024, PDL=pdl, num_warps=4, **dependent,
+            index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,
+            rows.out.stride(0), index.max_tiles, BLOCK_N=1024, num_warps=4, **same,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -206,7 +160,7 @@ class GatherGemm(ExpertCompute):
         Raises:
             DoesNotFit: a run had more selections than `max_selections` of the shape promised.
         """
-        if dropped := int(self._buffers["schedule"][3]):
+        if dropped := self._index.dropped():
             raise DoesNotFit(
                 f"{dropped} tiles of {self._tiles.block_t} selections found no place: more than"
                 f" max_selections={self._shape.selections_bound} came; raise it, or leave it out"
@@ -221,14 +175,10 @@ class GatherGemm(ExpertCompute):
     @property
     def workspace_bytes(self) -> int:
         """Index, intermediate, and sums that are not finished."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        buffers = (self._h, self._h_scale, self._gate_up_part, self._arrivals, self._down_part)
+        return self._index.nbytes + sum(buffer.nbytes for buffer in buffers)
 
     def release(self) -> None:
         """Lets go of workspaces and weights."""
-        self._buffers, self._copies = {}, []
-        del self._h_desc
-
-
-def _apart(first: "torch.Tensor", second: "torch.Tensor") -> int:
-    """Elements from one tensor to another."""
-    return (second.data_ptr() - first.data_ptr()) // first.element_size()
+        self._copies = []
+        del self._index, self._h_desc, self._h, self._h_scale, self._gate_up_part, self._arrivals, self._down_part

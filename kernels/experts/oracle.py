@@ -6,8 +6,8 @@ may lose: ACCUMULATOR_LOSS times the root mean square of the row's products, up 
 re-quantised intermediate differs between those ends, either is right: the differences are carried through GEMM2 as
 independent errors, and their sum of squares is allowed (`Expected.slack`). Everything else is judged against a plain
 grouped GEMM: fp32 products over the same operands with the same roundings, summed and rounded to bf16 as a rank's
-partial is. A token is right if the 2-norm of its error is at most twice the plain one's, slack aside, and so is each 128
-of its columns.
+partial is. A token is right if the 2-norm of its error is at most twice the plain one's, slack aside, and so is each
+128 of its columns.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,8 +28,8 @@ Expert = "tuple[torch.Tensor, torch.Tensor]"
 ACCUMULATOR_LOSS = {RowFormat.BF16: 2.0**-18, RowFormat.FP8: 2.0**-11}
 """By the format of rows: what a tensor core may lose of a sum, as a share of a typical sum.
 
-bf16 products are added in about fp32. For fp8, Hopper adds the products of 32 values with some 13 bits below the largest
-of them, which for 128 random terms comes to 2**-12 of the sum; twice that is allowed.
+bf16 products are added in about fp32. For fp8, Hopper adds the products of 32 values with some 13 bits below the
+largest of them, which for 128 random terms comes to 2**-12 of the sum; twice that is allowed.
 """
 
 TIMES_PLAIN = 2.0

@@ -1,7 +1,7 @@
 """Where the rows of a rank lie, read in place. Plain views: making one copies nothing and waits for nothing.
 
-What an implementation writes is `out`, at the places of rows that are there and chose an expert of this rank; other
-places keep what they held.
+What an implementation must write is `out`, at the places of rows that are there and chose an expert of this rank. What
+becomes of other places is its own affair: nobody reads them.
 """
 
 from collections.abc import Sequence

@@ -104,14 +104,14 @@ def decoded(
 def matrix(
     shape: ExpertShape, seed: int, which: int, slot: int, device: "torch.device | str"
 ) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """gate_up (`which` 0) or down (1) of any slot of the model, quantised, and its scales: what `make_weights` stores."""
+    """gate_up (`which` 0) or down (1) of any slot, quantised, and its scales: what `make_weights` stores."""
     import torch
 
     sizes = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
     rows, columns = sizes[which]
     step = max(FP8_BLOCK, _CHUNK_VALUES // columns // FP8_BLOCK * FP8_BLOCK)
     parts = [
-        _quantised(shape.weight_format, _values(seed, slot, which, first, min(rows, first + step), columns, device))
+        _quantised(shape, _values(seed, slot, which, first, min(rows, first + step), columns, device))
         for first in range(0, rows, step)
     ]
     values = torch.cat([part for part, _ in parts])
@@ -139,12 +139,14 @@ def _matrices(
     return stored
 
 
-def _quantised(weight_format: WeightFormat, made: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor | None]":
+def _quantised(shape: ExpertShape, made: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor | None]":
     import torch
 
-    if weight_format is WeightFormat.BF16:
+    if shape.weight_format is WeightFormat.BF16:
         return made.to(torch.bfloat16), None
-    return (quantise_fp8_blocks if weight_format is WeightFormat.FP8 else quantise_fp4)(made)
+    if shape.weight_format is WeightFormat.FP8:
+        return quantise_fp8_blocks(made, power_of_two=shape.power_of_two_scales)
+    return quantise_fp4(made)
 
 
 def _values(

@@ -5,6 +5,6 @@
     down_kernel    GEMM2, weights; rows with one selection here are done         persistent over (tile, columns)
     finish_kernel  adds what rows with several selections got, in their order    persistent over such rows
 
-Nothing is decided on the host: how many tiles there are, and over how many programs a short sum is spread, is written by
-the first kernel and read by the others, so a captured graph serves any routing.
+Nothing is decided on the host: how many tiles there are, and over how many programs a short sum is spread, is written
+by the first kernel and read by the others, so a captured graph serves any routing.
 """

@@ -1,9 +1,9 @@
 """The two grouped GEMMs and what finishes them. Triton programs: importing this needs Triton.
 
 Weights are the tall operand and tokens the wide one, since a decode step has few tokens for each expert: a product of
-BLOCK_N rows of weights and BLOCK_T tokens wastes no tensor core on absent tokens, and reads weights once, by bulk copies
-that the compiler keeps STAGES deep. Programs are persistent and take units of work in the order in which neighbours
-share weights in the L2.
+BLOCK_N rows of weights and BLOCK_T tokens wastes no tensor core on absent tokens, and reads weights once, by bulk
+copies that the compiler keeps several stages deep. Programs are persistent and take units of work in the order in
+which neighbours share weights in the L2.
 
 fp8: a product over 128 values is accumulated from 0 by the tensor cores, then scaled and added in fp32, because their
 accumulator keeps fewer bits than fp32 has (DeepSeek-V3 report, section 3.3.2). Scales are fetched one step ahead.
@@ -13,9 +13,7 @@ import triton
 import triton.language as tl
 
 from epcross.kernels.experts.gather.index_kernel import SHARED, SPLITS, TILES
-
-E4M3_MAX = tl.constexpr(448.0)
-SCALE_BLOCK = tl.constexpr(128)
+from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
 
 
 @triton.jit
@@ -54,6 +52,7 @@ def gate_up_kernel(
     I: tl.constexpr,  # noqa: E741
     K: tl.constexpr,
     FP8: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
     BLOCK_N: tl.constexpr,  # columns of the intermediate
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -79,9 +78,7 @@ def gate_up_kernel(
         split = unit - block * splits
         tile = block // columns_of_tile
         column = (block - tile * columns_of_tile) * BLOCK_N
-        expert, pair, own = _pairs_of_tile(
-            tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T
-        )
+        expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
         row = ((pair >> 1) // K).to(tl.int64)
         x_row = x_ptr + row * x_stride
         gate_row = expert * (2 * I) + column
@@ -109,7 +106,7 @@ def gate_up_kernel(
         if splits > 1:  # whoever comes last adds all parts, in their order
             size: tl.constexpr = BLOCK_N * BLOCK_T
             inner = n[:, None] * BLOCK_T + t[None, :]
-            mine = part_ptr + unit.to(tl.int64) * (2 * size) + inner
+            mine = part_ptr + tl.cast(unit, tl.int64) * (2 * size) + inner
             tl.store(mine, gate)
             tl.store(mine + size, up)
             tl.debug_barrier()
@@ -119,7 +116,7 @@ def gate_up_kernel(
                 gate = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
                 up = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
                 for other in range(splits):
-                    part = part_ptr + (block * splits + other).to(tl.int64) * (2 * size) + inner
+                    part = part_ptr + tl.cast(block * splits + other, tl.int64) * (2 * size) + inner
                     gate += tl.load(part, cache_modifier=".cg")
                     up += tl.load(part + size, cache_modifier=".cg")
         if complete:
@@ -127,10 +124,8 @@ def gate_up_kernel(
             place = tile * BLOCK_T + t
             at = h_ptr + place.to(tl.int64)[:, None] * I + (column + n)[None, :]
             if FP8:
-                largest = tl.max(tl.abs(h), 1)
-                scale = tl.where(largest > 0, tl.math.div_rn(largest, E4M3_MAX), 1.0)
-                quantised = tl.math.div_rn(h, tl.broadcast_to(scale[:, None], (BLOCK_T, BLOCK_N)))
-                tl.store(at, tl.clamp(quantised, -E4M3_MAX, E4M3_MAX).to(tl.float8e4nv), mask=own[:, None])
+                codes, scale = to_fp8(h, BLOCK_T, POWER_OF_TWO)
+                tl.store(at, codes, mask=own[:, None])
                 tl.store(h_scale_ptr + place * (I // SCALE_BLOCK) + column // SCALE_BLOCK, scale, mask=own)
             else:
                 tl.store(at, h.to(tl.bfloat16), mask=own[:, None])
@@ -178,9 +173,7 @@ def down_kernel(
     for unit in range(tl.program_id(0), tiles * columns_of_tile, tl.num_programs(0)):
         tile = unit // columns_of_tile
         column = (unit - tile * columns_of_tile) * BLOCK_N
-        expert, pair, own = _pairs_of_tile(
-            tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T
-        )
+        expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
         w_row = expert * H + column
         place = tile * BLOCK_T + t
         y = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
