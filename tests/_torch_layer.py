@@ -12,7 +12,7 @@ from epcross.harness.terms import BackendKind, Domain, Regime, RowFormat, Sharin
 from epcross.kernels.experts import oracle
 from epcross.kernels.experts.compute import ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, WeightFormat
-from epcross.kernels.experts.rows import flat_rows
+from epcross.kernels.experts.rows import ExpertMajorRows, flat_rows
 from epcross.kernels.experts.weights import decoded
 
 
@@ -88,25 +88,43 @@ class PlainExperts(ExpertCompute):
         """The weights, as a broken layer has them."""
         return copy
 
-    def selections(self, rows: Any) -> tuple[Any, Any]:
-        """Ids and weights, likewise."""
-        return rows.sets[0].ids, rows.sets[0].weights
+    def ids_of(self, rows: Any) -> Any:
+        """Slots that the rows of the set in use chose, likewise; -1 in places where there is none."""
+        import torch
+
+        number = rows.set_index()
+        return torch.where(rows.present(number)[:, None], rows.sets[number].ids, -1)
+
+    def weights_of(self, rows: Any) -> Any:
+        """Routing weights, likewise."""
+        return rows.sets[rows.set_index()].weights
 
     def run(self, rows: Any, weights_copy: int = 0) -> None:
         import torch
 
-        gate_up, down = self.copies[weights_copy % len(self.copies)]
-        one, (ids, weights) = rows.sets[0], self.selections(rows)
+        matrices = self.copies[weights_copy % len(self.copies)]
+        if isinstance(rows, ExpertMajorRows):
+            for expert, count in enumerate(rows.counts.tolist()):
+                made = self._made(matrices, expert, rows.rows[expert, :count], rows.scales[expert, :count])
+                rows.out[expert, :count] = made.to(torch.bfloat16)
+            return
+        one, ids, weights = rows.sets[rows.set_index()], self.ids_of(rows), self.weights_of(rows)
         first, total = self.shape.first_slot, torch.zeros(rows.out.shape)
         for expert in range(self.shape.num_local_experts):
             row, selection = (ids == first + expert).nonzero(as_tuple=True)
-            x = oracle.row_values(self.shape.row_format, one.rows[row], one.scales[row]).float()
-            gate, up = (x @ gate_up[expert].T).chunk(2, 1)
-            middle = torch.nn.functional.silu(gate.double()) * up.double()
-            made = oracle.requantised(middle, self.arithmetic(self.shape)).float() @ down[expert].T
+            made = self._made(matrices, expert, one.rows[row], one.scales[row])
             total.index_add_(0, row, made * weights[row, selection, None])
-        chosen = ((one.ids >= first) & (one.ids <= self.shape.last_slot)).any(dim=1)
+        chosen = (rows.present(rows.set_index())[:, None] & (one.ids >= first) & (one.ids <= self.shape.last_slot)).any(1)
         rows.out[chosen] = total[chosen].to(torch.bfloat16)
+
+    def _made(self, matrices: Any, expert: int, rows: Any, scales: Any) -> Any:
+        import torch
+
+        gate_up, down = matrices
+        x = oracle.row_values(self.shape.row_format, rows.contiguous(), scales.contiguous()).float()
+        gate, up = (x @ gate_up[expert].T).chunk(2, 1)
+        middle = torch.nn.functional.silu(gate.double()) * up.double()
+        return oracle.requantised(middle, self.arithmetic(self.shape)).float() @ down[expert].T
 
     def describe(self) -> Any:
         from epcross.kernels.experts.compute import ComputeDescription

@@ -100,8 +100,8 @@ class MegaMoEMxfp4(FusedLayer):
             for _ in range(buffers)
         ]
         tokens, hidden = point.tokens[self._rank], point.model.hidden
-        self._rows = torch.zeros(tokens, hidden, dtype=torch.uint8, device=self._device)
-        self._scales = torch.zeros(tokens, 4 * (hidden // FP8_BLOCK), dtype=torch.uint8, device=self._device)
+        self._rows = torch.zeros(tokens, hidden, dtype=torch.float8_e4m3fn, device=self._device)
+        self._scales = torch.zeros(tokens, hidden // FP8_BLOCK, dtype=torch.float32, device=self._device)
 
     def transformed(self, copy: WeightCopy) -> Transformed:
         """See `FusedLayer`."""
@@ -123,13 +123,10 @@ class MegaMoEMxfp4(FusedLayer):
 
     def stage_set(self, set_index: int) -> None:
         """See `FusedLayer`. Quantised by the same kernel as other layers' rows, then the library's own copies."""
-        import torch
-
         inputs = self._inputs[set_index]
         quantise_rows(inputs.hidden, self._rows, self._scales)
-        self._buffers[self.buffer_of(set_index)].stage(
-            self._rows.view(torch.float8_e4m3fn), self._scales.view(torch.float32), inputs.ids, inputs.weights
-        )
+        buffer = self._buffers[self.buffer_of(set_index)]
+        buffer.stage(self._rows, self._scales, inputs.ids, inputs.weights)
 
     def compute_set(self, set_index: int, weights: Transformed) -> None:
         """See `FusedLayer`."""

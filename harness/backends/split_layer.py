@@ -20,7 +20,7 @@ from epcross.harness.backends.rank_weights import rank_weights
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Phase, RowFormat
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
-from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout
+from epcross.kernels.experts.formats import FP8_BLOCK, Arithmetic, ExpertShape, Layout
 from epcross.kernels.experts.quantise_rows import quantise_rows
 from epcross.kernels.experts.rows import ExpertRows
 from epcross.kernels.formats import row_size
@@ -258,8 +258,12 @@ class SplitLayer(LayerBackend):
         self._next_copy = (self._next_copy + 1) % self._copies
 
     def _quantise(self, set_index: int) -> None:
+        import torch
+
+        width = self._point.model.hidden
         for given, hidden in zip(self.exchange.given_ranks(set_index), self._hidden[set_index], strict=True):
-            quantise_rows(hidden, given.rows, given.scales)
+            rows = given.rows[:, :width].view(torch.float8_e4m3fn)
+            quantise_rows(hidden, rows, given.scales[:, : 4 * (width // FP8_BLOCK)].view(torch.float32))
 
     def _shape(self, point: Point, rank: int) -> ExpertShape:
         shape = expert_shape(point, rank, capacity_rows=self.exchange.capacity_rows(_sent(self.exchange, point)))

@@ -86,9 +86,9 @@ def test_without_staging_nothing_is_quantised_in_the_window():
 class DropsAnExpert(PlainExperts):
     """A rank leaves its first expert out."""
 
-    def selections(self, rows):
-        ids, weights = super().selections(rows)
-        return torch.where(ids == 2, -1, ids), weights
+    def ids_of(self, rows):
+        ids = super().ids_of(rows)
+        return torch.where(ids == 2, -1, ids)
 
 
 class SwapsWeights(PlainExperts):
@@ -110,9 +110,8 @@ class StaleScale(PlainExperts):
 class StaleRoutingWeight(PlainExperts):
     """Weights of a token are shifted by one."""
 
-    def selections(self, rows):
-        ids, weights = super().selections(rows)
-        return ids, weights.roll(1, dims=1)
+    def weights_of(self, rows):
+        return super().weights_of(rows).roll(1, dims=1)
 
 
 @pytest.mark.parametrize("broken", [DropsAnExpert, SwapsWeights, StaleScale, StaleRoutingWeight])
