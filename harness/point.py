@@ -5,7 +5,19 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Scope, Sharing
+from epcross.harness.terms import (
+    PHASES,
+    BackendKind,
+    Domain,
+    Phase,
+    PlacementKind,
+    Regime,
+    RoutingKind,
+    RowFormat,
+    Scope,
+    Sharing,
+    WeightFormat,
+)
 
 Scalar = str | int | float | bool | None
 """What a backend option may be."""
@@ -62,6 +74,15 @@ class Point:
     dispatch_format: RowFormat = RowFormat.BF16
     combine_format: RowFormat = RowFormat.BF16
     regime: Regime
+    kind: BackendKind = BackendKind.EXCHANGE
+    compute: str = ""  # the expert stage of a layer; empty where there is none to choose
+    compute_options: tuple[tuple[str, Scalar], ...] = ()  # sorted by name
+    weight_format: WeightFormat | None = None  # of the experts; None for an exchange
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that are timed at this point: each leaves rows."""
+        return PHASES[self.kind][self.regime]
 
     @property
     def point_id(self) -> str:
@@ -78,6 +99,9 @@ class Point:
         factors = asdict(self)
         del factors["model"]["source"]
         del factors["routing"]["path"]
+        if self.kind is BackendKind.EXCHANGE:  # as before there were others: ids of stored points stay
+            for name in ("kind", "compute", "compute_options", "weight_format"):
+                del factors[name]
         return factors
 
     def to_json(self) -> dict[str, Any]:
@@ -103,6 +127,9 @@ class Point:
                 "dispatch_format": RowFormat(data["dispatch_format"]),
                 "combine_format": RowFormat(data["combine_format"]),
                 "regime": Regime(data["regime"]),
+                "kind": BackendKind(data["kind"]),
+                "compute_options": tuple((name, value) for name, value in data["compute_options"]),
+                "weight_format": None if data["weight_format"] is None else WeightFormat(data["weight_format"]),
             }
         )
 

@@ -68,6 +68,32 @@ class Record:
     combine_format: str = column("Row format of combine.", "")
     regime: str = column("steady, entry or spans.", "")
 
+    kind: str | None = column(
+        "What the backend does: exchange, layer, fused or experts (closed list).", since=4
+    )
+    compute: str | None = column(
+        "Expert stage of the layer (a file in conf/compute); empty where there is none to choose.", since=4
+    )
+    compute_options: str | None = column("Its options as canonical JSON.", since=4)
+    compute_version: str | None = column("Version of the expert stage, as it reports it.", since=4)
+    weight_format: str | None = column(
+        "Format of the expert weights; null for an exchange. Activations are in dispatch_format.", since=4
+    )
+    expert_weight_bytes: int | None = column(
+        "Bytes of the weights of the experts hit, scales included: what a layer reads at least once; largest over "
+        "ranks, mean over sets.",
+        since=4,
+    )
+    experts_hit: float | None = column("Slots of a rank that some token chose, mean over ranks and sets.", since=4)
+    tokens_per_expert_min: int | None = column("Fewest selections of any slot of the group, over all sets.", since=4)
+    tokens_per_expert_mean: float | None = column("Selections of a slot, mean over slots and sets.", since=4)
+    tokens_per_expert_max: int | None = column("Most selections of any slot, over all sets.", since=4)
+    error_ratio: float | None = column(
+        "Largest over verified tokens of a layer's error over that of a plain grouped GEMM in the same formats; 2 is "
+        "the bound.",
+        since=4,
+    )
+
     latency_us: float | None = column("Estimate of this repeat, in microseconds; see estimator.")
     latency_min_us: float | None = column("Smallest sample over ranks and iterations.")
     latency_max_us: float | None = column("Largest sample over ranks and iterations.")

@@ -5,6 +5,7 @@ All are `StrEnum`s, so a value prints, sorts and serialises as its own word.
 
 from enum import StrEnum
 
+from epcross.kernels.experts.formats import WeightFormat as WeightFormat
 from epcross.kernels.formats import RowFormat as RowFormat
 
 
@@ -33,15 +34,25 @@ class Scope(StrEnum):
     SCALE_OUT = "scale_out"
 
 
+class BackendKind(StrEnum):
+    """What a backend does, hence what is timed of it."""
+
+    EXCHANGE = "exchange"  # dispatch and combine; the experts are the harness's own and do nothing
+    LAYER = "layer"  # an exchange with an expert stage (`compute`) between
+    FUSED = "fused"  # a layer whose exchange and experts are one kernel
+    EXPERTS = "experts"  # an expert stage alone, on rows that are in place
+
+
 class Phase(StrEnum):
-    """What a latency covers. Only `ROUND_TRIP` and `LAYER` are headlines."""
+    """What a latency covers. `ROUND_TRIP`, `LAYER` and `EXPERTS` are headlines, each of its own kind of backend."""
 
     STAGE = "stage"
     DISPATCH = "dispatch"
     COMBINE = "combine"
     ROUND_TRIP = "round_trip"
     LAYER = "layer"
-    LAYER_COMM = "layer_comm"
+    LAYER_COMM = "layer_comm"  # what of a layer is communication; how it was told apart depends on the regime
+    EXPERTS = "experts"
 
 
 class Regime(StrEnum):
@@ -52,12 +63,24 @@ class Regime(StrEnum):
     SPANS = "spans"  # kernel spans; diagnostics only
 
 
-REGIME_PHASES: dict[Regime, tuple[Phase, ...]] = {
-    Regime.STEADY: (Phase.ROUND_TRIP,),
-    Regime.ENTRY: (Phase.DISPATCH, Phase.COMBINE, Phase.ROUND_TRIP),
-    Regime.SPANS: (Phase.DISPATCH, Phase.COMBINE),
+PHASES: dict[BackendKind, dict[Regime, tuple[Phase, ...]]] = {
+    BackendKind.EXCHANGE: {
+        Regime.STEADY: (Phase.ROUND_TRIP,),
+        Regime.ENTRY: (Phase.DISPATCH, Phase.COMBINE, Phase.ROUND_TRIP),
+        Regime.SPANS: (Phase.DISPATCH, Phase.COMBINE),
+    },
+    BackendKind.LAYER: {
+        Regime.STEADY: (Phase.LAYER, Phase.LAYER_COMM),  # the latter: less the period of the layer on rows in place
+        Regime.ENTRY: (Phase.LAYER,),
+        Regime.SPANS: (Phase.DISPATCH, Phase.COMBINE, Phase.LAYER, Phase.LAYER_COMM),  # the last: the first two, added
+    },
+    BackendKind.FUSED: {regime: (Phase.LAYER,) for regime in Regime},
+    BackendKind.EXPERTS: {regime: (Phase.EXPERTS,) for regime in Regime},
 }
-"""The phases a regime times, and therefore plans."""
+"""The phases that a regime times of a kind of backend, and therefore plans."""
+
+HEADLINES = (Phase.ROUND_TRIP, Phase.LAYER, Phase.EXPERTS)
+"""The phase of each kind that users of it ask for first."""
 
 
 class Status(StrEnum):
@@ -97,8 +120,10 @@ class Boundary(StrEnum):
     TRANSFER = "transfer"
     COPY_OUT = "copy_out"  # the receiver copies rows out of the landing buffer
     EXPERTS_IDENTITY = "experts_identity"  # received rows are read and partials written by identity experts
+    EXPERTS = "experts"  # both products of every selected expert, activation and weighting
     REDUCE = "reduce"
-    QUANTISE = "quantise"
+    STAGE = "stage"  # inputs are copied to where the library reads them
+    QUANTISE = "quantise"  # activations are quantised
     REARM = "rearm"  # sentinel words are restored
 
 

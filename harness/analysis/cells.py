@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.harness.measuring.stats import Interval, IntervalKind
 from epcross.harness.record import Record
-from epcross.harness.terms import Flag, Phase, Sharing, Status
+from epcross.harness.terms import HEADLINES, BackendKind, Flag, Phase, Sharing, Status
 
 if TYPE_CHECKING:
     from epcross.harness.analysis.resample import Trials
 
 SETTING = (
-    "domain", "sharing", "scope", "model", "hidden", "intermediate", "num_experts", "num_slots", "top_k", "routing",
+    "phase", "domain", "sharing", "scope", "model", "hidden", "intermediate", "num_experts", "num_slots", "top_k", "routing",
     "routing_params", "placement", "dispatch_format", "combine_format",
 )  # fmt: skip
-"""What all numbers of one table or figure share, besides EP size and regime."""
+"""What all numbers of one table or figure share, besides EP size and regime. Layers with other weights or experts may
+stand in one, where their names tell them apart."""
+
+PHASE_WORDS = {Phase.ROUND_TRIP: "round trip", Phase.LAYER: "layer", Phase.EXPERTS: "expert stage"}
+"""What a headline is called."""
 
 MARGIN = 0.03
 """Two medians closer than this count as equal."""
@@ -39,7 +43,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """All round trips of one point in one run, and the number that stands for them."""
+    """All headline latencies of one point in one run, and the number that stands for them."""
 
     setting: str
     ep_size: int
@@ -68,7 +72,10 @@ class Cell:
 
     @property
     def wire_bytes(self) -> int:
-        """View `wire_bytes`: rows to other ranks and their partials back, over all ranks; mean over shown rows."""
+        """View `wire_bytes`: rows to other ranks and their partials back, over all ranks; mean over shown rows. 0 for
+        what is more than a round trip."""
+        if self.rows[0].phase != Phase.ROUND_TRIP:
+            return 0
         sizes = [(row.pairs_remote_sum or 0) * (row.padded_bytes + row.combine_row_bytes) for row in self.shown]
         return round(sum(sizes) / len(sizes))
 
@@ -89,24 +96,32 @@ def headline_flags(row: Record) -> frozenset[str]:
     return frozenset(row.flags.split()) - {Flag.WITHIN_LAUNCH}
 
 
+def experts_words(row: Record) -> str:
+    """What of a layer its backend's name does not say: the expert stage and the format of the weights."""
+    if row.kind in (None, BackendKind.EXCHANGE):
+        return ""
+    return " ".join(filter(None, [f"+ {row.compute}" if row.compute else "", f"{row.weight_format} weights"]))
+
+
 def describe_setting(row: Record) -> str:
     """The setting of a row in words."""
     domain = row.domain if row.sharing == Sharing.NONE else f"{row.domain} ({row.sharing})"
     params = "" if row.routing_params == "{}" else f" {row.routing_params}"
+    what = "" if row.phase == Phase.ROUND_TRIP else f"{PHASE_WORDS[Phase(row.phase)]}, intermediate {row.intermediate}; "
     return (
-        f"{row.model}: {row.num_experts} experts in {row.num_slots} slots, top {row.top_k}, hidden {row.hidden}; "
+        f"{what}{row.model}: {row.num_experts} experts in {row.num_slots} slots, top {row.top_k}, hidden {row.hidden}; "
         f"{row.routing}{params} routing, {row.placement} placement; {row.dispatch_format} out, "
         f"{row.combine_format} back; domain {domain}"
     )
 
 
 def cells(records: Iterable[Record]) -> list[Cell]:
-    """One cell for each point with round trips, in the order of setting, EP size, regime, series and tokens."""
+    """One cell for each point with a headline, in the order of setting, EP size, regime, series and tokens."""
     records = list(records)
     variants = point_variants(records)
     points: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for row in records:
-        if row.phase == Phase.ROUND_TRIP:
+        if row.phase in HEADLINES:
             points[row.run_id, row.point_id].append(row)
     found = [_cell(rows, variants[rows[0].run_id, rows[0].point_id]) for rows in points.values()]
     return sorted(found, key=lambda cell: (cell.setting, cell.ep_size, cell.regime, cell.series, cell.tokens))
@@ -123,7 +138,7 @@ def by_panel(found: Sequence[Cell], *, by_run: bool) -> dict[tuple[Any, ...], li
 
 def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
     """What sets each (run_id, point_id) apart from points of its backend that would share its place in a figure."""
-    points = {(row.run_id, row.point_id): row for row in records}
+    points = {(row.run_id, row.point_id): row for row in records if row.phase in HEADLINES}
     options: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row in points.values():
         for name, value in json.loads(row.options).items():
@@ -131,6 +146,7 @@ def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
     places: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for row in points.values():
         place = (row.run_id, row.backend, row.options, row.ep_size, row.regime, row.tokens_per_rank)
+        place += (experts_words(row), row.compute_options)
         places[(*place, *(getattr(row, name) for name in SETTING))].append(row)
     variants: dict[tuple[str, str], str] = {}
     for same in places.values():
@@ -138,10 +154,19 @@ def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
         for number, row in enumerate(same):
             several = {name for name, values in options[row.backend].items() if len(values) > 1}
             own = json.loads(row.options)
-            words = [f"{name}={own[name]}" for name in sorted(several & own.keys())]
+            words = [experts_words(row)] if experts_words(row) else []
+            words += [f"{name}={own[name]}" for name in sorted(several & own.keys())]
+            words += [f"{name}={value}" for name, value in sorted(_stage_options(row, points.values()).items())]
             words += [f"load {number + 1}"] if len(same) > 1 else []  # other capacity or spread of tokens
             variants[row.run_id, row.point_id] = " ".join(words)
     return variants
+
+
+def _stage_options(row: Record, others: Iterable[Record]) -> dict[str, Any]:
+    """Options of the expert stage that are not the same wherever it was used."""
+    own = json.loads(row.compute_options or "{}")
+    alike = [json.loads(other.compute_options or "{}") for other in others if other.compute == row.compute]
+    return {name: value for name, value in own.items() if any(other.get(name) != value for other in alike)}
 
 
 def _cell(rows: Sequence[Record], variant: str) -> Cell:

@@ -22,10 +22,7 @@ from epcross.harness.analysis.frame import CONDITIONS, headline
 from epcross.harness.analysis.resample import RESAMPLES, RNG_SEED, Trials, ends, resampled_medians, support, widened
 from epcross.harness.errors import InputError
 from epcross.harness.measuring.stats import IntervalKind
-from epcross.harness.terms import Flag, Phase, Status
-
-HEADLINES = (Phase.ROUND_TRIP, Phase.LAYER)
-"""Phases that decide; the others are diagnostics, since waiting moves between them."""
+from epcross.harness.terms import HEADLINES, Flag, Status
 
 SAME_POINT = ["point_id", "phase"]
 
@@ -35,10 +32,10 @@ ALIKE = ["backend", "phase", "regime", "model", "ep_size", "tokens_per_rank"]
 MUST_AGREE = ("machine", "boundary", "weights_by", "tuned", "ids_hash", "transport")
 """Columns besides the point's factors in which the two sides must agree, or latencies do not compare."""
 
-NOTED = ("measure_hash", "backend_version", "algorithm", "num_sms")
+NOTED = ("measure_hash", "backend_version", "compute_version", "algorithm", "num_sms")
 """Columns whose difference may be the very thing that is looked at: noted, no obstacle."""
 
-_FACTORS = ("options", *(name for name in CONDITIONS if name not in ("machine", "measure_hash")))
+_FACTORS = ("options", "kind", "compute", "compute_options", *(name for name in CONDITIONS if name not in ("machine", "measure_hash")))
 
 
 class Verdict(StrEnum):

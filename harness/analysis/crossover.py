@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from epcross.harness.analysis.frame import CONDITIONS, SUBJECT, headline, require_columns, require_one_domain
+from epcross.harness.analysis.frame import CONDITIONS, FORMATS, SUBJECT, headline, require_columns, require_one_domain
 from epcross.harness.analysis.resample import (
     CONFIDENCE,
     RESAMPLES,
@@ -62,6 +62,7 @@ def find(
     rng_seed: int = RNG_SEED,
     keep: Iterable[Flag | str] = (),
     mixed: bool = False,
+    mixed_formats: bool = False,
 ) -> pd.DataFrame:
     """One line for each group of `frame` that holds both `a` and `b` at a common token count.
 
@@ -82,12 +83,14 @@ def find(
         margin: relative difference up to which two latencies count as equal.
         keep: flags whose rows are not left out.
         mixed: allow several domains.
+        mixed_formats: allow the two to differ in `frame.FORMATS`; the column `formats` then says how, and is empty
+            where they do not.
 
     Raises:
         InputError: a column, flag or subject is unknown, domains are mixed, or a group of `by` mixes what must not be
             (regimes, say): then every such column is named.
     """
-    by = list(CONDITIONS if by is None else by)
+    by = [name for name in (CONDITIONS if by is None else by) if not (mixed_formats and name in FORMATS)]
     if not by:
         raise InputError("`by` names no column; leave it out to group by every condition, or name one, such as ep_size")
     require_columns(frame, by)
@@ -102,9 +105,10 @@ def find(
     lines = []
     for key in sorted(groups[0].keys() & groups[1].keys()):
         pair = groups[0][key], groups[1][key]
-        _require_one_curve(pair, names, dict(zip(by, key, strict=True)), mixed=mixed)
+        _require_one_curve(pair, names, dict(zip(by, key, strict=True)), mixed=mixed, mixed_formats=mixed_formats)
         if line := _pair(pair, names, margin, resamples, rng_seed):
-            lines.append(dict(zip(by, key, strict=True)) | line)
+            told = {"formats": _formats(pair)} if mixed_formats else {}
+            lines.append(dict(zip(by, key, strict=True)) | line | told)
     result = pd.DataFrame(lines, columns=None if lines else [*by, "a", "b", "state"])
     result.attrs["note"] = note
     return result
@@ -131,14 +135,20 @@ def _select(rows: pd.DataFrame, frame: pd.DataFrame, subject: Subject) -> pd.Dat
 
 
 def _require_one_curve(
-    pair: tuple[pd.DataFrame, pd.DataFrame], names: tuple[str, str], key: Mapping[str, Any], *, mixed: bool
+    pair: tuple[pd.DataFrame, pd.DataFrame],
+    names: tuple[str, str],
+    key: Mapping[str, Any],
+    *,
+    mixed: bool,
+    mixed_formats: bool,
 ) -> None:
     """A group must hold one curve of each subject, under the same conditions."""
     apart = {"domain", "sharing", "machine", "measure_hash"} if mixed else set()
+    apart |= set(FORMATS) if mixed_formats else set()
     problems = [
         f"{column}: {', '.join(sorted(map(str, own[column].unique())))} ({name})"
         for own, name in zip(pair, names, strict=True)
-        for column in SUBJECT
+        for column in (*SUBJECT, *(FORMATS if mixed_formats else ()))
         if column not in key and own[column].nunique() > 1
     ]
     for column in CONDITIONS:
@@ -147,6 +157,12 @@ def _require_one_curve(
             problems += [f"{column}: {', '.join(values)}"] * (len(values) > 1)
     if problems:
         raise InputError([f"{text} are mixed in one group; select one, or add the column to `by`" for text in problems])
+
+
+def _formats(pair: tuple[pd.DataFrame, pd.DataFrame]) -> str:
+    """`fp8 x fp8 against fp8 x fp4`: activations by weights, of the two; empty if they are the same."""
+    told = [" x ".join(str(own[name].iloc[0]) for name in FORMATS) for own in pair]
+    return "" if told[0] == told[1] else " against ".join(told)
 
 
 def _pair(

@@ -9,7 +9,7 @@ from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
-from epcross.harness.terms import Flag, Phase, Regime, Status
+from epcross.harness.terms import HEADLINES, Flag, Regime, Status
 
 Key = tuple[str, int]
 """(backend, tokens per rank)."""
@@ -38,7 +38,7 @@ class EvidenceRun:
         return [
             row
             for row in self.rows
-            if row.phase == Phase.ROUND_TRIP
+            if row.phase in HEADLINES
             and row.status == Status.OK
             and set(row.flags.split()) <= {Flag.WITHIN_LAUNCH}
             and regime in (None, row.regime)

@@ -28,26 +28,31 @@ from epcross.harness.storing import store
 from epcross.harness.storing.parquet import ROWS_SCHEMA
 from epcross.harness.storing.rows import CLOSED_LISTS
 from epcross.harness.terms import (
+    BackendKind,
     Domain,
     Flag,
     Phase,
     Status,
 )
 
-SUBJECT = ("backend", "options", "backend_version", "tuned")
+SUBJECT = ("backend", "options", "backend_version", "tuned", "kind", "compute", "compute_options", "compute_version")
 """Who was measured. Two series that differ in these alone may be set against each other."""
 
 CONDITIONS = (
     "phase", "regime", "domain", "sharing", "scope", "machine", "measure_hash",
     "model", "num_experts", "num_slots", "top_k", "hidden", "intermediate",
     "ep_size", "token_spread", "capacity", "routing", "routing_params", "placement",
-    "dispatch_format", "combine_format",
+    "dispatch_format", "combine_format", "weight_format",
 )  # fmt: skip
 """Under which conditions. Two of them follow from columns that grow with the tokens:
 
 token_spread   `even`, or for uneven ranks the fewest tokens of a rank and the total, as `3 of 40`
 capacity       `as tokens` where `max_tokens_per_rank` is the nominal number, else that number as text
 """
+
+FORMATS = ("dispatch_format", "weight_format")
+"""Of activations and of expert weights. Layers that differ in them compute other numbers: no verdict is on such a pair
+unless it is asked for by name, and then it says so."""
 
 SERIES = SUBJECT + CONDITIONS
 """A series is the rows that agree in these columns: one curve over `tokens_per_rank`. No value in them is missing."""
@@ -57,6 +62,9 @@ LAUNCH = ("run_id", "launch")
 
 NOT_REPORTED = "not reported"
 """Stands in a text column where the stored row has nothing, so that grouping by it loses no row."""
+
+NO_COMPUTE, NO_WEIGHTS = "none", "none"
+"""Stand in `compute` and `compute_version`, and in `weight_format`, of rows that have no experts."""
 
 VIEWS: Mapping[str, str] = {
     "selection_bytes": "selections_sum",
@@ -68,6 +76,12 @@ VIEWS: Mapping[str, str] = {
 _OPTIONAL_WORDS = (
     "backend_version", "transport", "algorithm", "kernels", "boundary", "estimator", "ids_hash",
 )  # fmt: skip
+_WHERE_MISSING: Mapping[str, str] = {
+    "failed_stage": NOT_REPORTED,
+    "weights_by": NOT_REPORTED,
+    "kind": BackendKind.EXCHANGE,  # rows from before there were others
+    "weight_format": NO_WEIGHTS,
+}
 _PLAIN = {"Int64": "int64", "boolean": "bool"}  # what a column becomes that is never missing
 _ROW_KEY = ["run_id", "point_id", "phase", "repeat"]
 
@@ -228,12 +242,17 @@ def _typed(column: pd.Series) -> pd.Series:
     name = str(column.name)
     if name in CLOSED_LISTS:
         words = [word.value for word in CLOSED_LISTS[name]]
-        if name in ("failed_stage", "weights_by"):
-            words.append(NOT_REPORTED)
-            column = column.fillna(NOT_REPORTED)
+        if name in _WHERE_MISSING:
+            missing = _WHERE_MISSING[name]
+            words += [missing] if missing not in words else []
+            column = column.fillna(missing)
         return column.astype(pd.CategoricalDtype(words, ordered=True))
     if name in _OPTIONAL_WORDS:
         return column.fillna(NOT_REPORTED)
+    if name in ("compute", "compute_version"):
+        return column.fillna("").replace("", NO_COMPUTE)
+    if name == "compute_options":
+        return column.fillna("{}")
     plain = None if ROWS_SCHEMA.field(name).nullable else _PLAIN.get(str(column.dtype))
     return column if plain is None else column.astype(plain)
 

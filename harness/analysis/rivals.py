@@ -67,4 +67,7 @@ def rivals(scene: Scene) -> list[Rivals]:
 
 def _subject(points: Sequence[Cell]) -> dict[str, str]:
     row = points[0].rows[0]
-    return {"backend": row.backend, "options": row.options}
+    subject = {"backend": row.backend, "options": row.options}
+    if row.compute:
+        subject |= {"compute": row.compute, "compute_options": row.compute_options or "{}"}
+    return subject

@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from epcross.harness.analysis.captions import provenance
+from epcross.harness.analysis.cells import PHASE_WORDS, experts_words
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import join_words
-from epcross.harness.terms import Flag, Phase, Sharing, Status
+from epcross.harness.terms import HEADLINES, Flag, Phase, Sharing, Status
 
 WIDTH = 100
 """Columns of a terminal that every table fits."""
@@ -24,7 +25,7 @@ _BACKENDS_PER_TABLE = 4  # at 18 columns each, with the tokens beside them, 80 c
 _SHOWN_PROBLEMS = 20
 
 _GROUP = (
-    "ep_size", "domain", "sharing", "scope", "regime", "model", "hidden", "num_experts", "num_slots", "top_k",
+    "phase", "ep_size", "domain", "sharing", "scope", "regime", "model", "hidden", "num_experts", "num_slots", "top_k",
     "routing", "routing_params", "placement", "dispatch_format", "combine_format",
 )  # fmt: skip
 """What all numbers of one table share."""
@@ -55,18 +56,19 @@ class Footnotes:
 
 
 def run_table(rows: Iterable[Record]) -> RenderableType:
-    """One table of median round-trip times for each EP size, domain, regime and further setting of `rows`.
+    """One table of median round-trip (or layer) times for each EP size, domain, regime and further setting of `rows`.
 
     A cell is the median of the repeats in microseconds and their [lowest..highest]. Flagged repeats do not enter it;
     where there are no others they are shown, marked. Where no repeat is ok, the status stands as a word.
     """
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for row in rows:
-        if row.phase == Phase.ROUND_TRIP:
+        if row.phase in HEADLINES:
             groups[tuple(getattr(row, name) for name in _GROUP)].append(row)
     if not groups:
         return Text("No round trips were planned.")
-    parts = [part for key in sorted(groups) for part in _group_parts(groups[key])]
+    order = sorted(groups, key=lambda key: (HEADLINES.index(Phase(key[0])), *key[1:]))
+    parts = [part for key in order for part in _group_parts(groups[key])]
     return Constrain(Group(*parts[:-1]), WIDTH)  # no blank line after the last
 
 
@@ -123,15 +125,24 @@ def _group_parts(rows: Sequence[Record]) -> list[Any]:
 
 
 def _columns(rows: Sequence[Record]) -> dict[str, list[Record]]:
-    """The rows under each column head: the backend, with its options where one backend came with several."""
+    """The rows under each column head: the backend and its experts, with its options where it came with several."""
     variants: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        variants[row.backend].add(row.options)
+        variants[_who(row)].add(_options(row))
     columns: dict[str, list[Record]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (row.backend, row.options != "{}", row.options)):
-        plain = row.options == "{}" or len(variants[row.backend]) == 1
-        columns[row.backend if plain else f"{row.backend} {row.options}"].append(row)
+    for row in sorted(rows, key=lambda row: (_who(row), _options(row) != "{}", _options(row))):
+        plain = _options(row) == "{}" or len(variants[_who(row)]) == 1
+        columns[_who(row) if plain else f"{_who(row)} {_options(row)}"].append(row)
     return columns
+
+
+def _who(row: Record) -> str:
+    return f"{row.backend} {experts_words(row)}".rstrip()
+
+
+def _options(row: Record) -> str:
+    stage = row.compute_options or "{}"
+    return row.options if stage == "{}" else f"{row.options} {stage}"
 
 
 def _table(
@@ -158,7 +169,7 @@ def _title(row: Record) -> str:
     domain = row.domain if row.sharing == Sharing.NONE else f"{row.domain} ({row.sharing})"
     params = "" if row.routing_params == "{}" else f" {row.routing_params}"
     return (
-        f"EP {row.ep_size}, {domain}, {row.regime}: round trip in us\n"
+        f"EP {row.ep_size}, {domain}, {row.regime}: {PHASE_WORDS[Phase(row.phase)]} in us\n"
         f"{row.model}: {row.num_experts} experts in {row.num_slots} slots, top {row.top_k}, hidden {row.hidden}; "
         f"{row.routing}{params} routing, {row.placement}; {row.dispatch_format} out, {row.combine_format} back"
     )

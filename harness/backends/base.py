@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epcross.harness.point import Point, Scalar
-from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, Scope, WeightsBy
+from epcross.harness.terms import BackendKind, Boundary, Domain, GraphSupport, Phase, Scope, WeightsBy
 
 Bytes = NDArray[np.uint8]
 Int32 = NDArray[np.int32]
@@ -124,6 +124,7 @@ class Backend(ABC):
     """A baseline on one rank."""
 
     name: ClassVar[str]
+    kind: ClassVar[BackendKind] = BackendKind.EXCHANGE
     domains: ClassVar[frozenset[Domain]]
     scopes: ClassVar[frozenset[Scope]] = frozenset({Scope.SCALE_UP})
     """Whether its ranks must share one domain (NVLink, shared memory), as one-sided kernels do, or may span more."""

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from epcross.harness.backends.base import Backend
 from epcross.harness.errors import ConfigError
@@ -20,6 +20,9 @@ from epcross.harness.point import Point, Scalar
 
 PROBE_LIMIT_S = 60.0
 """How long another interpreter may take to say whether a backend is usable; importing torch cold takes 20 s."""
+
+
+T = TypeVar("T")
 
 
 class CannotImport(Exception):
@@ -56,8 +59,15 @@ def option_defaults(config: BackendConfig) -> dict[str, Scalar]:
 
 
 def for_point(config: BackendConfig, point: Point) -> Backend:
-    """The backend with the options of `point`. Raises as `load`."""
-    return load(replace(config, options=dict(point.options)))
+    """The backend with the options of `point`, and its expert stage with its own. Raises as `load`."""
+    from epcross.harness.backends.layer import LayerBackend
+
+    backend = load(replace(config, options=dict(point.options)))
+    if isinstance(backend, LayerBackend) and point.compute:
+        from epcross.harness.backends import computes
+
+        backend.use_compute(computes.maker(config.computes[point.compute], dict(point.compute_options)))
+    return backend
 
 
 def option_value(default: Any, value: Any) -> Any:
@@ -71,48 +81,31 @@ def option_value(default: Any, value: Any) -> Any:
     return convert(value, type(default))
 
 
-def unavailable(config: BackendConfig) -> str | None:
-    """Why the backend cannot be used here, as a sentence; None if it can.
+def unavailable(config: BackendConfig, compute: str = "") -> str | None:
+    """Why the backend, or the expert stage that it is to have, cannot be used here, as a sentence; None if it can.
 
     Asked in the backend's own interpreter and environment where it has any. Raises only `ConfigError`.
     """
     if config.python is not None or config.env:
-        return _ask_interpreter(config)
+        return _ask_interpreter(config, compute)
     try:
-        backend = load(config)
+        asked: list[Any] = [load(config)]
+        if compute:
+            from epcross.harness.backends import computes
+
+            asked.append(computes.maker(config.computes[compute], dict(config.computes[compute].options))())
     except CannotImport as error:
         return str(error)
     try:
-        return backend.unavailable()
+        return next(filter(None, (one.unavailable() for one in asked)), None)
     except Exception as error:  # the contract forbids it; one careless adapter must not end the plan
         return f"its check failed with {type(error).__name__}: {error}"
 
 
 def backend_class(config: BackendConfig) -> type[Backend]:
     """The class that `target` names. Raises as `load`."""
-    module_name, colon, class_name = config.target.partition(":")
     named = f"backend '{config.name}': target '{config.target}'"
-    if not (module_name and colon and class_name):
-        raise ConfigError(f"{named} must be written module:Class, such as my_package.my_kernel:MyKernel")
-    if config.folder and config.folder not in sys.path:
-        sys.path.append(config.folder)  # last: a folder of the user never hides an installed module
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            beside = f"put it into {config.folder}, or " if config.folder else ""
-            raise ConfigError(f"{named}: there is no module '{error.name}'; {beside}install it") from error
-        raise CannotImport(f"{module_name} needs the module '{error.name}', which is not installed") from error
-    except Exception as error:
-        raise CannotImport(f"importing {module_name} fails with {type(error).__name__}: {error}") from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        classes = [
-            n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Backend) and v is not Backend
-        ]
-        raise ConfigError(f"{named}: {module_name} has no class '{class_name}'{suggest(class_name, classes)}")
-    if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(f"{named} is no subclass of epcross.harness.backends.base.Backend")
+    found = imported_class(config.target, config.folder, Backend, named)
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     missing += [n for n in ("name", "domains", "boundary", "host_sync") if not hasattr(found, n)]
     if missing:
@@ -120,12 +113,38 @@ def backend_class(config: BackendConfig) -> type[Backend]:
     return found
 
 
-def _ask_interpreter(config: BackendConfig) -> str | None:
+def imported_class(target: str, folder: str, base: type[T], named: str) -> type[T]:
+    """The subclass of `base` that `target` (module:Class) names; its module may lie in `folder`. Raises as `load`,
+    with messages that begin with `named`."""
+    module_name, colon, class_name = target.partition(":")
+    if not (module_name and colon and class_name):
+        raise ConfigError(f"{named} must be written module:Class, such as my_package.my_kernel:MyKernel")
+    if folder and folder not in sys.path:
+        sys.path.append(folder)  # last: a folder of the user never hides an installed module
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            beside = f"put it into {folder}, or " if folder else ""
+            raise ConfigError(f"{named}: there is no module '{error.name}'; {beside}install it") from error
+        raise CannotImport(f"{module_name} needs the module '{error.name}', which is not installed") from error
+    except Exception as error:
+        raise CannotImport(f"importing {module_name} fails with {type(error).__name__}: {error}") from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, base) and v is not base]
+        raise ConfigError(f"{named}: {module_name} has no class '{class_name}'{suggest(class_name, classes)}")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{named} is no subclass of {base.__module__}.{base.__qualname__}")
+    return found
+
+
+def _ask_interpreter(config: BackendConfig, compute: str) -> str | None:
     python = config.python or sys.executable
     try:
         asked = subprocess.run(
             [python, "-m", "epcross.harness.backends.loader"],
-            input=json.dumps(config.to_json()),
+            input=json.dumps({"backend": config.to_json(), "compute": compute}),
             env={**os.environ, **config.env},
             capture_output=True,
             text=True,
@@ -148,9 +167,10 @@ def _ask_interpreter(config: BackendConfig) -> str | None:
 
 
 def _answer() -> None:
-    config = BackendConfig.from_json({**json.load(sys.stdin), "python": None, "env": {}})
+    asked = json.load(sys.stdin)
+    config = BackendConfig.from_json({**asked["backend"], "python": None, "env": {}})
     try:
-        reason = unavailable(config)
+        reason = unavailable(config, asked["compute"])
     except ConfigError as error:
         reason = str(error)
     sys.stdout.write(f"\n{json.dumps({'unavailable': reason})}\n")

@@ -16,7 +16,18 @@ from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import OF_PUBLISHED, OVER_BASELINE, Claim, Members, Quantity, Way
 from epcross.harness.claims.findings import Finding, Judgement, Reading, found_text, listed, reason, why
 from epcross.harness.claims.hardware import nominal_gbps
-from epcross.harness.claims.selection import NoRows, axes, by_backend, issued, keys, lacking, plain, select, unlike
+from epcross.harness.claims.selection import (
+    NoRows,
+    axes,
+    by_backend,
+    issued,
+    keys,
+    lacking,
+    of_layers,
+    plain,
+    select,
+    unlike,
+)
 from epcross.harness.claims.verdict import JUDGED, Verdict, call, every, whichever
 from epcross.harness.terms import Flag, Status
 
@@ -170,7 +181,7 @@ def _held(
     except NotEnough as lack:
         return Verdict.NOT_MEASURED, str(lack), ()
     verdict = every(finding.verdict for finding in findings)
-    words = [why(findings, verdict), issued(rows, other) if claim.quantity in OVER_BASELINE else ""]
+    words = [why(findings, verdict), issued(rows, other) if claim.quantity in OVER_BASELINE else "", of_layers(rows)]
     return verdict, "; ".join(filter(None, words)), tuple(findings)
 
 

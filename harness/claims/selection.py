@@ -10,7 +10,7 @@ from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import Claim, Kind, Member, Quantity
 from epcross.harness.claims.hardware import is_one
 from epcross.harness.claims.verdict import Verdict
-from epcross.harness.terms import Domain, Phase, Status
+from epcross.harness.terms import Domain, Phase, Regime, Status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,6 +193,26 @@ def issued(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
     """How the pairs of the two sides were issued, where that differs: replaying a graph spares a loop's launches."""
     ways = [" or ".join(sorted(set(own["enqueued"].dropna()))) or "not reported" for own in (rows, other)]
     return f"pairs issued by {ways[0]} against {ways[1]}" if ways[0] != ways[1] else ""
+
+
+def of_layers(rows: "pd.DataFrame") -> str:
+    """What must be said of a layer's numbers: the formats that it computes in, and how its communication was told apart.
+    Both sides of a comparison agree in them, since they are conditions (`frame.CONDITIONS`)."""
+    from epcross.harness.analysis.frame import FORMATS, NO_WEIGHTS
+
+    layers = rows[rows["weight_format"] != NO_WEIGHTS]
+    if layers.empty:
+        return ""
+    formats = sorted({" x ".join(map(str, key)) for key in zip(*(layers[name] for name in FORMATS), strict=True)})
+    apart = sorted(map(str, layers.loc[layers["phase"] == Phase.LAYER_COMM, "regime"].unique()))
+    words = [f"activations x weights {', '.join(formats)}", *(_APART[regime] for regime in apart)]
+    return "; ".join(words)
+
+
+_APART: Mapping[str, str] = {
+    Regime.STEADY: "communication is the layer's period less that of the layer on rows in place",
+    Regime.SPANS: "communication is the spans of the dispatch and combine kernels",
+}
 
 
 def as_list(values: Any) -> list[Any]:

@@ -41,7 +41,8 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     """Hold a backend to the contract: small cases that go wrong elsewhere, each verified bit by bit on every rank, in
     processes as in a run. Takes about a minute; nothing is timed or stored.
 
-    Words: backend=NAME, ep_size=2, device=NAME, case=NAME and seed=N for one case alone, backend.options.NAME=VALUE.
+    Words: backend=NAME, ep_size=2, device=NAME, case=NAME and seed=N for one case alone, backend.options.NAME=VALUE;
+    compute=NAME for the experts of a layer.
     Where no device is named, the ranks are processes on the CPU if the backend runs there, else one GPU has all of
     them. A failure
     names case, seed, and the first wrong rank, token and column, and the line that runs it again. The exit code is 0
@@ -62,7 +63,7 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     if math.isnan(limit_s):  # which is in every range
         raise click.BadParameter(f"nan is not in the range 1<=x<={MOST_S:.0f}.", param_hint="'--limit-s'")
     request = read_request(words, config_dirs)
-    if why := loader.unavailable(request.config):
+    if why := loader.unavailable(request.config, request.compute):
         raise EpcrossError(f"{request.config.name} cannot be used here: {why}")
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="epcross-check-"))
@@ -76,7 +77,18 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
         with contextlib.ExitStack() as around:
             env = around.enter_context(mps_environment()) if request.device.sharing is Sharing.PROCESSES else {}
             ranks = around.enter_context(
-                CheckRanks(config, request.options, request.ep_size, folder, limit_s, device=request.device, env=env)
+                CheckRanks(
+                    config,
+                    request.options,
+                    request.ep_size,
+                    folder,
+                    limit_s,
+                    device=request.device,
+                    env=env,
+                    kind=request.kind,
+                    compute=request.compute,
+                    compute_options=request.compute_options,
+                )
             )
             fine = _Report(console, request).run(ranks)
         if not fine:

@@ -151,10 +151,13 @@ def _facts(point: "Point") -> dict[str, object]:
         "num_slots": point.placement.num_slots,
         "format": point.dispatch_format,
         "combine_format": point.combine_format,
+        "compute": point.compute or None,
+        "weights": point.weight_format,
         "domain": point.domain,
         "scope": point.scope,
     }
-    return facts | {f"option {name}": value for name, value in point.options}
+    stage = {f"option {name}": value for name, value in point.compute_options}
+    return facts | stage | {f"option {name}": value for name, value in point.options}
 
 
 def _impossible_table(plan: "Plan") -> Table:

@@ -16,10 +16,11 @@ trip and the drift between the two as their uncertainty.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from epcross.harness.backends.base import Group
-from epcross.harness.measuring.device import Device, Replay
+from epcross.harness.measuring.device import ClockOffset, Device, KernelSpan, Replay
 from epcross.harness.measuring.spans import phase_spans, range_name
 from epcross.harness.measuring.timing import NS_PER_US, Pair, Series
 from epcross.harness.terms import GraphSupport, Phase, Regime
@@ -41,6 +42,8 @@ SPAN_PAIRS = 32
 class CudaTimer:
     """A `Timer` on one GPU of each process; ranks that one launch serves are timed together."""
 
+    graph_pairs = GRAPH_PAIRS
+
     def __init__(self, device: Device, group: Group, *, graph: GraphSupport) -> None:
         self._device, self._group = device, group
         self._captures = graph is not GraphSupport.NO
@@ -51,14 +54,14 @@ class CudaTimer:
         """See `Timer`."""
         return "graph" if self._captures and regime is not Regime.SPANS else "eager"
 
-    def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
-        """See `Timer`. A graph is replayed until at least `pairs` have run."""
+    def steady(self, pair: Pair, *, pairs: int, sets: int, name: str = "steady") -> Series:
+        """See `Timer`. A graph is replayed until at least `pairs` have run; `name` tells graphs of other pairs apart."""
         device = self._device
-        size = -(-min(pairs, GRAPH_PAIRS) // sets) * sets
+        size = -(-min(pairs, self.graph_pairs) // sets) * sets
         replays = -(-pairs // size)
-        run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
+        run = self._runner(name, size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
-        with device.range(f"steady {replays} x {size} pairs"):
+        with device.range(f"{name} {replays} x {size} pairs"):
             # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the hold
             # a short series would time the host
             device.hold(HOLD_US)
@@ -89,7 +92,7 @@ class CudaTimer:
         if regime is Regime.STEADY:
             return self.steady(pair, pairs=pairs, sets=sets)
         if regime is Regime.SPANS:
-            return self._spans(pair, pairs=-(-min(pairs, SPAN_PAIRS) // sets) * sets, sets=sets)
+            return self._spans(pair, pairs=pairs, sets=sets)
         return self._entry(pair, iterations=iterations, sets=sets)
 
     def instrument_us(self, regime: Regime, *, sets: int) -> float:
@@ -99,8 +102,8 @@ class CudaTimer:
         if regime is Regime.SPANS:
             return 0.0
         if regime is Regime.STEADY:
-            pairs = self._steady_pairs or GRAPH_PAIRS
-            size = min(pairs, GRAPH_PAIRS)
+            pairs = self._steady_pairs or self.graph_pairs
+            size = min(pairs, self.graph_pairs)
             run = self._runner("empty", 1, sets, self._device.empty)
             self._device.hold(HOLD_US)
             run()
@@ -133,37 +136,55 @@ class CudaTimer:
             pair.combine(s)
             device.stamp(slot + 3)
 
-        def whole(slot: int, s: int) -> None:
-            self._between(slot, lambda: _pair(pair, s))
-
         before = device.measure_offset()
         parts = self._stamped("phases", 4, iterations, sets, phases)
-        stamps = self._stamped("entry", 2, iterations, sets, whole)  # last: its sums are those that are checked
-        after = device.measure_offset()
-        drift_ns = abs(after.offset_ns - before.offset_ns)
-        starts = stamps[::2]
+        whole = self.entry_whole(pair, iterations=iterations, sets=sets, before=before)  # last: its sums are checked
         values_us: dict[Phase, list[float]] = {
             Phase.DISPATCH: _differences_us(parts[0::4], parts[1::4]),
             Phase.COMBINE: _differences_us(parts[2::4], parts[3::4]),
-            Phase.ROUND_TRIP: _differences_us(starts, stamps[1::2]),
         }
+        return replace(whole, values_us={**values_us, **whole.values_us})
+
+    def entry_whole(self, pair: Pair, *, iterations: int, sets: int, before: ClockOffset | None = None) -> Series:
+        """Pairs from a common start without stamps inside; `before` is what clocks were compared at, if they were."""
+
+        def whole(slot: int, s: int) -> None:
+            self._between(slot, lambda: _pair(pair, s))
+
+        before = before or self._device.measure_offset()
+        stamps = self._stamped("entry", 2, iterations, sets, whole)
+        after = self._device.measure_offset()
+        drift_ns = abs(after.offset_ns - before.offset_ns)
+        starts = stamps[::2]
         return Series(
-            values_us=values_us,
+            values_us={Phase.ROUND_TRIP: _differences_us(starts, stamps[1::2])},
             starts_ns=[start - before.offset_ns for start in starts],  # as `line_up` saw it
             pairs=iterations,
             clock_error_us=(max(before.error_ns, after.error_ns) + drift_ns) / NS_PER_US,
         )
 
     def _spans(self, pair: Pair, *, pairs: int, sets: int) -> Series:
-        """Eager, since a profiler sees which call launched a kernel only then. The pairs run back to back all the same:
+        seen, count = self.seen_kernels(pair, pairs=pairs, sets=sets)
+        return Series(
+            values_us={phase: phase_spans(seen, phase, count) for phase in (Phase.DISPATCH, Phase.COMBINE)},
+            starts_ns=[0],
+            pairs=count,
+        )
+
+    def seen_kernels(self, pair: Pair, *, pairs: int, sets: int) -> tuple[Sequence[KernelSpan], int]:
+        """The kernels of some pairs, at most `pairs`, and how many: each part of a pair in a range of its own.
+
+        Eager, since a profiler sees which call launched a kernel only then. The pairs run back to back all the same:
         the GPU is held until the host has enqueued them."""
         device = self._device
+        pairs = -(-min(pairs, SPAN_PAIRS) // sets) * sets
 
         def enqueue() -> None:
             for i in range(pairs):
                 with device.range(range_name(Phase.DISPATCH, i)):
                     pair.dispatch(i % sets)
-                pair.experts(i % sets)
+                with device.range(range_name(Phase.EXPERTS, i)):
+                    pair.experts(i % sets)
                 with device.range(range_name(Phase.COMBINE, i)):
                     pair.combine(i % sets)
 
@@ -184,12 +205,7 @@ class CudaTimer:
         took_us = (time.perf_counter() - begin) * 1e6
         hold_us = max(hold_us, PROFILER_SLOWDOWN * took_us)
         self._line_up()
-        seen = device.kernel_spans(held(hold_us))
-        return Series(
-            values_us={phase: phase_spans(seen, phase, pairs) for phase in (Phase.DISPATCH, Phase.COMBINE)},
-            starts_ns=[0],
-            pairs=pairs,
-        )
+        return device.kernel_spans(held(hold_us)), pairs
 
     def _stamped(
         self, name: str, slots: int, iterations: int, sets: int, enqueue: Callable[[int, int], None]

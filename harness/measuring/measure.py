@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
+from epcross.harness.backends.layer import LayerBackend, hidden_point
 from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, nvml_here, open_monitor, summary
 from epcross.harness.measuring.link_bytes import difference, pair_row_bytes
 from epcross.harness.measuring.nvtx import staged
@@ -86,6 +87,7 @@ def measure_unit(
         facts |= session.link_fields()
         flags |= session.flags
         facts |= described_fields(backend, session.descriptions())
+        facts |= session.layer_fields()
     except Incorrect as found:
         wrong = found
     # other exceptions skip this: close is collective, and the peers of a rank that raised are not coming
@@ -140,6 +142,7 @@ class UnitSession:
         oversubscribed: bool,
     ) -> None:
         self.backend, self.point, self.timing, self.group = backend, point, timing, group
+        self.inputs = hidden_point(point) if isinstance(backend, LayerBackend) else point  # whose rows ranks are given
         self.report_stage = report_stage
         self.oversubscribed = oversubscribed
         self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
@@ -176,7 +179,7 @@ class UnitSession:
         return chains
 
     def _batch(self, seed: int, set_index: int, payload: Payload) -> GroupBatch:
-        return group_batch(self.point, seed=seed, set_index=set_index, payload=payload)
+        return group_batch(self.inputs, seed=seed, set_index=set_index, payload=payload)
 
     def _prepare(self, timed: list[GroupBatch]) -> None:
         self.report_stage(Stage.PREPARE)
@@ -194,7 +197,10 @@ class UnitSession:
         from epcross.harness.measuring.cuda_device import open_device
         from epcross.harness.measuring.cuda_timing import CudaTimer
 
-        return CudaTimer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
+        from epcross.harness.measuring.layer_timing import LayerTimer
+
+        timer = LayerTimer if isinstance(self.backend, LayerBackend) else CudaTimer
+        return timer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
 
     def _make_links(self) -> "LinkCount":
         from epcross.harness.measuring.link_counters import LinkCount, LinkCounters
@@ -295,6 +301,20 @@ class UnitSession:
     def traffic_fields(self) -> dict[str, Any]:
         """The realised routing of all sets and seeds, for the row."""
         return {**asdict(traffic.mean_over_sets(self.counts)), "ids_hash": ids_hash(self.ids)}
+
+    def layer_fields(self) -> dict[str, Any]:
+        """What is known of a layer's experts; nothing of an exchange. Collective."""
+        from epcross.harness.measuring.expert_fields import expert_fields
+
+        if not isinstance(self.backend, LayerBackend):
+            return {}
+        worst = getattr(self.ranks, "worst_ratio", 0.0)
+        told = self.backend.compute_description()
+        return {
+            **expert_fields(self.point, self.ids, self.backend.served_slots(self.point)),
+            "compute_version": None if told is None else told.version,
+            "error_ratio": max(float(data) for data in self.group.all_gather(repr(worst).encode())),
+        }
 
     def close(self) -> None:
         """Release what the session itself mapped."""

@@ -21,17 +21,19 @@ def range_name(phase: Phase, pair: int) -> str:
     return f"{_PREFIX} {phase} {pair}"
 
 
-def phase_spans(seen: Sequence[KernelSpan], phase: Phase, pairs: int) -> list[float]:
+def phase_spans(seen: Sequence[KernelSpan], phase: Phase | Sequence[Phase], pairs: int) -> list[float]:
     """Microseconds from the first start to the last end of each pair's kernels; empty if some pair has none.
 
     Kernels that overlap count once. A list with gaps would be a guess at which pair was lost, so there is none then.
+    Of several phases the span is one, from the first of them to the last.
     """
+    phases = (phase,) if isinstance(phase, Phase) else phase
     by_range: dict[str, list[KernelSpan]] = {}
     for span in seen:
         by_range.setdefault(span.range, []).append(span)
     values = []
     for pair in range(pairs):
-        own = by_range.get(range_name(phase, pair))
+        own = [span for each in phases for span in by_range.get(range_name(each, pair), [])]
         if not own:
             return []
         values.append(max(span.end_us for span in own) - min(span.begin_us for span in own))

@@ -12,7 +12,7 @@ from epcross.harness.measuring.timing import Series
 from epcross.harness.point import Timing, Unit
 from epcross.harness.record import Record, Samples, UnitResult
 from epcross.harness.storing.rows import join_words
-from epcross.harness.terms import REGIME_PHASES, Boundary, Flag, Phase, Regime, Status
+from epcross.harness.terms import HEADLINES, Boundary, Flag, Phase, Regime, Status
 
 LATE_START_SHARE = 0.1
 """A median start skew above this share of the median round trip earns `Flag.LATE_START`."""
@@ -113,7 +113,7 @@ def unit_result(
         head = chains[0]
         repeat = timing.repeat(unit.launch, head.seed, head.chain)
         skew_us = _start_skew_us([c.series.starts_ns for c in chains])
-        for phase in REGIME_PHASES[unit.point.regime]:
+        for phase in unit.point.phases:
             values = [c.series.values_us.get(phase, []) for c in chains]
             row = replace(
                 common,
@@ -135,7 +135,7 @@ def unit_result(
             if unit.point.regime is Regime.ENTRY:
                 error_us = round(max(c.series.clock_error_us for c in chains), 3)
                 row = replace(row, start_skew_us=skew_us, start_skew_error_us=error_us)
-                if phase is Phase.ROUND_TRIP and skew_us > LATE_START_SHARE * estimate.latency_us:
+                if phase in HEADLINES and skew_us > LATE_START_SHARE * estimate.latency_us:
                     marks.add(Flag.LATE_START)
             records.append(
                 replace(

@@ -5,18 +5,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from epcross.harness.backends import loader
+from epcross.harness.backends import computes, loader
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import MAX_EP_SIZE, MAX_POINTS, point_problems
 from epcross.harness.planning.config import Config
-from epcross.harness.planning.factors import BACKEND_OPTION, FIELDS
+from epcross.harness.planning.factors import BACKEND_OPTION, COMPUTE_OPTION, FIELDS, OPTIONS
 from epcross.harness.planning.grid import Assignment, excluded, expand
 from epcross.harness.planning.paths import absolute
-from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.planning.schema import BackendConfig, ComputeConfig
 from epcross.harness.planning.tokens import capacity, nominal_tokens, tokens_of_ranks
 from epcross.harness.planning.typed import Mismatch
 from epcross.harness.point import Model, Placement, Point, Routing, Scalar
-from epcross.harness.terms import PlacementKind, RoutingKind
+from epcross.harness.terms import BackendKind, PlacementKind, RoutingKind, RowFormat, WeightFormat
 from epcross.harness.workload.routing_files import content_sha256
 
 _USED_BY: dict[str, tuple[Any, ...]] = {
@@ -26,6 +26,14 @@ _USED_BY: dict[str, tuple[Any, ...]] = {
     "placement.num_slots": (PlacementKind.REPLICATED,),
 }
 """Fields that only some kinds read. Elsewhere they are left at their default, so that equal points have equal ids."""
+
+WEIGHTS_BESIDE: dict[RowFormat, WeightFormat] = {
+    RowFormat.BF16: WeightFormat.BF16,
+    RowFormat.FP8: WeightFormat.FP8,
+    RowFormat.MXFP8: WeightFormat.FP4,
+    RowFormat.NVFP4: WeightFormat.FP4,
+}
+"""The weights that go with activations, where neither the sweep nor the backend's file names a format."""
 
 
 def assignments(config: Config) -> Iterator[Assignment]:
@@ -88,7 +96,7 @@ class Assembler:
             raise Mismatch(
                 f"no backend is named; add backend=NAME, with one of {', '.join(self._library.names('backend'))}"
             )
-        self._named |= {name for name in values if name.startswith(BACKEND_OPTION) or name in FIELDS}
+        self._named |= {name for name in values if name.startswith(OPTIONS) or name in FIELDS or name == "compute"}
         ep_size = values["ep_size"]
         if not 1 <= ep_size <= MAX_EP_SIZE:
             raise Mismatch(f"ep_size={ep_size} must lie between 1 and {MAX_EP_SIZE}")
@@ -111,6 +119,7 @@ class Assembler:
             dispatch_format=values["dispatch_format"],
             combine_format=values["combine_format"],
             regime=values["regime"],
+            **self._layer(values),
         )
 
     def _changes(self, group: str, values: Mapping[str, Any], kind: Any = None) -> dict[str, Any]:
@@ -157,6 +166,44 @@ class Assembler:
         placement: Placement = self._library.get("placement", values["placement"])
         return replace(placement, **self._changes("placement", values, values.get("placement.kind", placement.kind)))
 
+    def _layer(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The factors that only layers have; none for an exchange, whatever the sweep says of them."""
+        config: BackendConfig = self._library.get("backend", values["backend"])
+        try:
+            kind = loader.backend_class(config).kind
+        except loader.CannotImport:  # it will be a row `unavailable`
+            kind = BackendKind.LAYER if config.compute else BackendKind.EXCHANGE
+        if kind is BackendKind.EXCHANGE:
+            return {}
+        weight_format = values.get("weight_format") or config.weight_format or WEIGHTS_BESIDE[values["dispatch_format"]]
+        if kind is BackendKind.FUSED:
+            return {"kind": kind, "weight_format": weight_format}
+        self._used.add("compute")
+        compute = values.get("compute", config.compute)
+        if not compute:
+            raise Mismatch(
+                f"backend '{config.name}' needs an expert stage; add compute=NAME, with one of "
+                f"{', '.join(self._library.names('compute'))}"
+            )
+        options = self._compute_options(compute, values)
+        return {"kind": kind, "compute": compute, "compute_options": options, "weight_format": weight_format}
+
+    def _compute_options(self, name: str, values: Mapping[str, Any]) -> tuple[tuple[str, Scalar], ...]:
+        config: ComputeConfig | None = self._library.get("compute", name)
+        if config is None:  # of a backend's file; those of the sweep are checked already
+            raise Mismatch(self._library.unknown("compute", name) or f"compute '{name}' is faulty")
+        asked = {key: value for key, value in values.items() if key.startswith(COMPUTE_OPTION)}
+        try:
+            defaults = computes.option_defaults(config)
+        except loader.CannotImport:  # as of a backend
+            self._used |= set(asked)
+            given = {key.removeprefix(COMPUTE_OPTION): value for key, value in asked.items()}
+            return tuple(sorted({**config.options, **given}.items()))
+        known = {key: value for key, value in asked.items() if key.removeprefix(COMPUTE_OPTION) in defaults}
+        self._used |= set(known)
+        given = {key.removeprefix(COMPUTE_OPTION): value for key, value in known.items()}
+        return tuple(sorted(computes.resolved(config, {**config.options, **given}).items()))
+
     def _backend_options(self, values: Mapping[str, Any]) -> tuple[tuple[str, Scalar], ...]:
         name = values["backend"]
         asked = tuple((key, value) for key, value in values.items() if key.startswith(BACKEND_OPTION))
@@ -196,5 +243,9 @@ _PLAIN_ROUTING = Routing()
 def _unused_text(name: str) -> str:
     if name.startswith(BACKEND_OPTION):
         return f"no backend of the sweep has the option '{name.removeprefix(BACKEND_OPTION)}'"
+    if name.startswith(COMPUTE_OPTION):
+        return f"no expert stage of the sweep has the option '{name.removeprefix(COMPUTE_OPTION)}'"
+    if name == "compute":
+        return "compute is read by layers and expert stages only, and the sweep has none"
     group = name.split(".")[0]
     return f"{name} is read by {group}={' or '.join(_USED_BY[name])} only, which the sweep does not use"

@@ -3,7 +3,7 @@
 import math
 import re
 
-from epcross.harness.planning.schema import BackendConfig, Soak
+from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Soak
 from epcross.harness.point import Point, Timing
 from epcross.harness.workload import placement, routing
 from epcross.kernels.formats import row_size
@@ -108,7 +108,14 @@ def backend_problems(config: BackendConfig) -> list[str]:
     problems = [f"{name} is empty" for name in ("target", "label") if not getattr(config, name).strip()]
     if not re.fullmatch("#[0-9a-fA-F]{6}", config.color):
         problems.append(f'color is {config.color!r}, but must be written "#rrggbb", in quotes')
+    if config.computes:
+        problems.append("computes is for the plan to fill in; name the usual expert stage with compute: NAME")
     return problems
+
+
+def compute_problems(config: ComputeConfig) -> list[str]:
+    """As `backend_problems`, of an expert stage."""
+    return [f"{name} is empty" for name in ("target", "label") if not getattr(config, name).strip()]
 
 
 def _format_problems(point: Point) -> list[str]:

@@ -40,6 +40,7 @@ _KEYS = [
     "timing.FIELD",
     "soak.FIELD",
     "backend.options.NAME",
+    "compute.options.NAME",
 ]
 
 

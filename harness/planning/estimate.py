@@ -17,7 +17,7 @@ from epcross.harness.backends.base import Backend
 from epcross.harness.planning.plan import Job, Plan
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Point, Timing, processes
-from epcross.harness.terms import REGIME_PHASES, Domain, Regime, RowFormat
+from epcross.harness.terms import Domain, Phase, Regime, RowFormat, WeightFormat
 from epcross.kernels.formats import row_size
 
 GROUP_START_S = 0.6
@@ -55,6 +55,16 @@ GPU_COPY_GBPS = {Domain.NVLINK: 300.0, Domain.SHARED_GPU: 1500.0}
 """Rate at which rows move: of one rank over NVLink, of all ranks of one GPU together."""
 
 
+GPU_WEIGHT_GBPS = 3000.0
+"""Rate at which a layer reads its experts' weights, what it computes included."""
+
+WEIGHTS_MADE_GBPS = 10.0
+"""Rate at which a rank's weights are made and brought into the layout of its library, before anything is timed."""
+
+ORACLE_EXPERT_S = 0.005
+"""What one expert costs in one judged round: its weights in float64, and its tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What one job needs. Time is a sum; bytes are the largest at any moment, for backends take turns."""
@@ -74,7 +84,7 @@ class Need:
 def needs(plan: Plan, cores: int | None = None) -> tuple[Need, ...]:
     """The need of each job of the plan, for a host with `cores` usable cores (this host's by default)."""
     cores = cores or usable_cores()
-    backends: dict[tuple[str, Any], Backend] = {}
+    backends: dict[tuple[Any, ...], Backend] = {}
     found = tuple(job_need(job, plan, cores, backends) for job in plan.jobs)
     if plan.soak is None:
         return found
@@ -101,7 +111,7 @@ def pair_us(point: Point, cores: int) -> float:
     if point.domain in GPU_COPY_GBPS:
         tokens = sum(point.tokens) if point.domain is Domain.SHARED_GPU else max(point.tokens)
         moved = tokens * min(point.model.top_k, point.ep_size) * (_dispatch_bytes(point) + _combine_bytes(point))
-        return PAIR_FIXED_US + moved / (GPU_COPY_GBPS[point.domain] * 1e3)
+        return PAIR_FIXED_US + moved / (GPU_COPY_GBPS[point.domain] * 1e3) + _experts_us(point)
     crowd = max(1.0, point.ep_size / cores)
     copies = min(point.model.top_k, point.ep_size)
     copied_bytes = max(point.tokens) * copies * (_dispatch_bytes(point) + _combine_bytes(point))
@@ -132,9 +142,14 @@ def unit_s(point: Point, timing: Timing, cores: int) -> float:
     """Expected time of one unit, in seconds; never more than its wall limit."""
     on_gpu = point.domain in GPU_COPY_GBPS
     checks = checked_bytes(point, timing) / ((GPU_CHECK_GBPS if on_gpu else CHECK_GBPS) * 1e9)
-    expected = (GPU_PREPARE_S if on_gpu else PREPARE_S) + timing.seeds * (
-        checks + timing.chains * series_s(point, timing, cores)
-    )
+    series = series_s(point, timing, cores) * (2 if Phase.LAYER_COMM in point.phases else 1)  # again, in place
+    expected = (GPU_PREPARE_S if on_gpu else PREPARE_S) + timing.seeds * (checks + timing.chains * series)
+    if point.weight_format is not None:
+        rounds = timing.sets + 2
+        expected += _weight_bytes(point) / (WEIGHTS_MADE_GBPS * 1e9)
+        expected += timing.seeds * rounds * min(sum(point.tokens) * point.model.top_k, point.placement.num_slots) * (
+            ORACLE_EXPERT_S
+        )
     return min(expected, timing.wall_limit_s)
 
 
@@ -147,6 +162,22 @@ def rank_bytes(point: Point, timing: Timing, workspace_bytes: int) -> int:
     return PROCESS_BYTES + inputs + received + workspace_bytes
 
 
+def _experts_us(point: Point) -> float:
+    """Of a layer: the weights of as many experts as tokens can choose, read once, by each rank that shares a GPU."""
+    if point.weight_format is None:
+        return 0.0
+    chosen = min(1.0, sum(point.tokens) * point.model.top_k / point.placement.num_slots)
+    sharers = point.ep_size if point.domain is Domain.SHARED_GPU else 1
+    return sharers * chosen * _weight_bytes(point) / (GPU_WEIGHT_GBPS * 1e3)
+
+
+def _weight_bytes(point: Point) -> int:
+    """Of one rank."""
+    values = 3 * point.model.hidden * point.model.intermediate * point.experts_per_rank
+    half_bytes = {WeightFormat.BF16: 4, WeightFormat.FP8: 2, WeightFormat.FP4: 1}
+    return 0 if point.weight_format is None else values * half_bytes[point.weight_format] // 2
+
+
 def _dispatch_bytes(point: Point) -> int:
     return row_size(point.dispatch_format, point.model.hidden).padded_bytes
 
@@ -156,7 +187,7 @@ def _combine_bytes(point: Point) -> int:
     return row_size(RowFormat.BF16, point.model.hidden).padded_bytes
 
 
-def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], Backend]) -> Need:
+def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[Any, ...], Backend]) -> Need:
     """The need of one job, or of a part of one, on a host with `cores` cores; `backends` are those made before."""
     timing = plan.timing
     workspaces = {point: _workspace_bytes(point, plan.backends, backends) for point in job.points}
@@ -166,7 +197,7 @@ def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], B
     return Need(
         ep_size=job.ep_size,
         units=len(job.points) * timing.launches,
-        rows=sum(len(REGIME_PHASES[point.regime]) for point in job.points) * timing.repeats,
+        rows=sum(len(point.phases) for point in job.points) * timing.repeats,
         time_s=timing.launches * once_s,
         rank_memory_bytes=max((rank_bytes(p, timing, size) for p, size in workspaces.items()), default=0),
         shm_bytes=max((job.ep_size * size for p, size in workspaces.items() if p.domain is Domain.CPU), default=0),
@@ -174,9 +205,9 @@ def job_need(job: Job, plan: Plan, cores: int, backends: dict[tuple[str, Any], B
 
 
 def _workspace_bytes(
-    point: Point, configs: Mapping[str, BackendConfig], backends: dict[tuple[str, Any], Backend]
+    point: Point, configs: Mapping[str, BackendConfig], backends: dict[tuple[Any, ...], Backend]
 ) -> int:
-    key = (point.backend, point.options)
+    key = (point.backend, point.options, point.compute, point.compute_options)
     if key not in backends:
         backends[key] = loader.for_point(configs[point.backend], point)
     return backends[key].workspace_bytes(point)

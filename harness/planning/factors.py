@@ -1,15 +1,16 @@
 """The factors a sweep may vary: their names, what a value may be, and which are options of a group.
 
 A factor is one of `SCALARS`, a group of `GROUPS` (its value is the name of an option, a file in `conf/<group>`), a
-field of an option (`routing.exponent`), or an option of a backend (`backend.options.NAME`).
+field of an option (`routing.exponent`), or an option of a backend or expert stage (`backend.options.NAME`,
+`compute.options.NAME`).
 """
 
 from typing import Any
 
-from epcross.harness.planning.schema import BackendConfig, Device
+from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Device
 from epcross.harness.planning.typed import convert, field_types, suggest
 from epcross.harness.point import Model, Placement, Routing, Scalar
-from epcross.harness.terms import Regime, RowFormat, Scope
+from epcross.harness.terms import Regime, RowFormat, Scope, WeightFormat
 
 SCALARS: dict[str, Any] = {
     "ep_size": int,
@@ -21,19 +22,22 @@ SCALARS: dict[str, Any] = {
     "masked_fraction": float,  # short for routing.masked_fraction
     "dispatch_format": RowFormat,
     "combine_format": RowFormat,
+    "weight_format": WeightFormat | None,
     "scope": Scope,
     "regime": Regime,
 }
 
 GROUPS: dict[str, type] = {
     "backend": BackendConfig,
+    "compute": ComputeConfig,
     "device": Device,
     "model": Model,
     "routing": Routing,
     "placement": Placement,
 }
 
-BACKEND_OPTION = "backend.options."
+BACKEND_OPTION, COMPUTE_OPTION = "backend.options.", "compute.options."
+OPTIONS = (BACKEND_OPTION, COMPUTE_OPTION)
 
 _NO_FACTORS = {"name", "source", "content_sha256"}
 
@@ -52,13 +56,13 @@ def canonical(name: str) -> str:
 
 
 def is_factor(name: str) -> bool:
-    """Whether `name` may stand in a grid. Options of backends are checked once the backends are known."""
-    return name in SCALARS or name in GROUPS or name in FIELDS or name.startswith(BACKEND_OPTION)
+    """Whether `name` may stand in a grid. Options of backends and expert stages are checked once these are known."""
+    return name in SCALARS or name in GROUPS or name in FIELDS or name.startswith(OPTIONS)
 
 
 def unknown_factor(name: str) -> str:
     """What to say about a name that is no factor."""
-    return f"unknown factor '{name}'{suggest(name, [*GROUPS, *SCALARS, *FIELDS, BACKEND_OPTION + 'NAME'])}"
+    return f"unknown factor '{name}'{suggest(name, [*GROUPS, *SCALARS, *FIELDS, *(option + 'NAME' for option in OPTIONS)])}"
 
 
 def checked(name: str, value: Any) -> Any:
@@ -69,6 +73,6 @@ def checked(name: str, value: Any) -> Any:
     """
     if name in GROUPS:
         return convert(value, str)
-    if name.startswith(BACKEND_OPTION):
+    if name.startswith(OPTIONS):
         return convert(value, Scalar)
     return convert(value, SCALARS.get(name, FIELDS.get(name)))

@@ -11,10 +11,10 @@ from typing import Any
 
 import epcross
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.checks import backend_problems, timing_problems
+from epcross.harness.planning.checks import backend_problems, compute_problems, timing_problems
 from epcross.harness.planning.factors import GROUPS
 from epcross.harness.planning.paths import absolute
-from epcross.harness.planning.schema import BackendConfig, Cluster, Launcher, Sweep
+from epcross.harness.planning.schema import BackendConfig, Cluster, ComputeConfig, Launcher, Sweep
 from epcross.harness.planning.typed import build, suggest
 from epcross.harness.point import Timing
 
@@ -150,6 +150,7 @@ class Library:
                 data["folder"] = str(folder) if folder in self.folders else ""
         option = build(SCHEMAS[group], data, where, problems)
         wrong = backend_problems(option) if isinstance(option, BackendConfig) else []
+        wrong += compute_problems(option) if isinstance(option, ComputeConfig) else []
         wrong += timing_problems(option) if isinstance(option, Timing) else []
         problems += [f"{where}: {problem}" for problem in wrong]
         return None if wrong else option

@@ -189,7 +189,7 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
     else:
         points = () if config.floor_only else tuple(Assembler(config).points(config))
-    backends = {name: config.library.get("backend", name) for name in dict.fromkeys(p.backend for p in points)}
+    backends = {name: _with_computes(config, name, points) for name in dict.fromkeys(p.backend for p in points)}
     impossible = _impossible(points, backends, here=config.launcher.name != SLURM)
     return Plan(
         sweep=config.sweep,
@@ -204,6 +204,14 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         backends=backends,
         config=_resolved(config),
         soak=soak,
+    )
+
+
+def _with_computes(config: Config, name: str, points: Sequence[Point]) -> BackendConfig:
+    """A backend's configuration with those of the expert stages that `points` have it run."""
+    named = dict.fromkeys(point.compute for point in points if point.backend == name and point.compute)
+    return replace(
+        config.library.get("backend", name), computes={each: config.library.get("compute", each) for each in named}
     )
 
 
@@ -238,10 +246,10 @@ def _impossible(
     Unless they run `here`, what this machine lacks says nothing: the ranks will ask theirs.
     """
     found: dict[Point, Impossible] = {}
-    absent: dict[tuple[str, tuple[Any, ...]], str | None] = {}
-    instances: dict[tuple[str, tuple[Any, ...]], Backend | None] = {}
+    absent: dict[tuple[Any, ...], str | None] = {}
+    instances: dict[tuple[Any, ...], Backend | None] = {}
     for point in points:
-        key = (point.backend, point.options)
+        key = (point.backend, point.options, point.compute, point.compute_options)
         if key not in instances:
             try:
                 instances[key] = loader.for_point(configs[point.backend], point)
@@ -257,7 +265,7 @@ def _impossible(
             continue
         if key not in absent:  # an option may name a file that is not there
             config = replace(configs[point.backend], options=dict(point.options))
-            absent[key] = loader.unavailable(config) if here else None
+            absent[key] = loader.unavailable(config, point.compute) if here else None
         reason = absent[key]
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)

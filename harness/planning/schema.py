@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from epcross.harness.point import Scalar
-from epcross.harness.terms import Domain, Sharing
+from epcross.harness.terms import Domain, Sharing, WeightFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,17 @@ class KnownIssue:
 
     versions: str  # a PEP 440 specifier, such as "<1.3" or "==2.0.*"
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeConfig:
+    """What `conf/compute/NAME.yaml` says: an expert stage for layers."""
+
+    name: str
+    target: str  # module:Class, of epcross.kernels.experts.compute.ExpertCompute
+    label: str
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    folder: str = ""  # as of a backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +40,10 @@ class BackendConfig:
     env: Mapping[str, str] = field(default_factory=dict)  # of its workers, set before they start
     known_issues: tuple[KnownIssue, ...] = ()
     engines: Mapping[str, str] | None = None  # how serving engines call it, in words
+    compute: str = ""  # of a layer: the expert stage that it has unless compute= names another
+    weight_format: WeightFormat | None = None  # of a layer: likewise; None: what goes with the activations
     folder: str = ""  # the --config-dir it came from; its module may lie there
+    computes: Mapping[str, ComputeConfig] = field(default_factory=dict)  # those that the plan has it run; in no file
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` rebuilds it."""
@@ -38,7 +52,13 @@ class BackendConfig:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "BackendConfig":
         """The configuration that `to_json` described."""
-        return cls(**{**data, "known_issues": tuple(KnownIssue(**issue) for issue in data["known_issues"])})
+        weight_format = data["weight_format"]
+        changed = {
+            "known_issues": tuple(KnownIssue(**issue) for issue in data["known_issues"]),
+            "weight_format": None if weight_format is None else WeightFormat(weight_format),
+            "computes": {name: ComputeConfig(**compute) for name, compute in data["computes"].items()},
+        }
+        return cls(**{**data, **changed})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ def _latency_table(
     repeats, *rest = provenance([row for cell in used for row in cell.shown] or list(found[0].rows))
     return Table(
         name=name,
-        title=f"{scene.panel(*key)}: round trip in us",
+        title=f"{scene.panel(*key)}: {scene.phase_words} in us",
         head=["tokens per rank", *(scene.styles[one].label for one in series)],
         rows=rows,
         notes=[*stars, *footnotes.lines(), f"median [lowest..highest] over {repeats}", scene.setting, *rest],

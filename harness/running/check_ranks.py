@@ -21,6 +21,7 @@ from epcross.harness.running.child import Child
 from epcross.harness.running.processes import remove_segments
 from epcross.harness.running.rank_place import import_folder, place
 from epcross.harness.running.rendezvous import new_token
+from epcross.harness.terms import BackendKind
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.verification.contract import WAITING
 from epcross.harness.verification.visit import DUMP_SIGNAL
@@ -61,6 +62,7 @@ class CheckRanks:
         folder: for the workers' output.
         limit_s: of one case, on all ranks.
         env: added to the environment of every worker.
+        kind, compute, compute_options: what the backend does, and the expert stage of a layer.
     """
 
     def __init__(
@@ -73,7 +75,11 @@ class CheckRanks:
         *,
         device: Device,
         env: Mapping[str, str] | None = None,
+        kind: BackendKind = BackendKind.EXCHANGE,
+        compute: str = "",
+        compute_options: Mapping[str, Scalar] | None = None,
     ) -> None:
+        self._experts = {"kind": kind, "compute": compute, "compute_options": dict(compute_options or {})}
         self._config, self._options, self._ep_size = config, dict(options), ep_size
         self._device, self._env = device, dict(env or {})
         self._size = processes(ep_size, device.sharing)
@@ -118,6 +124,7 @@ class CheckRanks:
             "domain": self._device.domain,
             "sharing": self._device.sharing,
             "timeout_s": self._limit_s,
+            **self._experts,
         }
         for child in self._children:
             child.send({"case": request})

@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from epcross.harness.backends import loader
+from epcross.harness.backends import computes, loader
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import MAX_EP_SIZE
 from epcross.harness.planning.library import Library
-from epcross.harness.planning.schema import BackendConfig, Device
+from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Device
 from epcross.harness.planning.typed import suggest
 from epcross.harness.point import Scalar
-from epcross.harness.terms import Domain
-from epcross.harness.verification.contract import Case, cases
+from epcross.harness.terms import BackendKind, Domain
+from epcross.harness.verification import layer_contract
+from epcross.harness.verification.contract import Case
 
 SEEDS = 3
 """Seeds 0, 1, ... of a whole check."""
 
-_OPTION = "backend.options."
-_KEYS = ("backend", "ep_size", "device", "case", "seed", f"{_OPTION}NAME")
+_OPTION, _COMPUTE_OPTION = "backend.options.", "compute.options."
+_KEYS = ("backend", "compute", "ep_size", "device", "case", "seed", f"{_OPTION}NAME", f"{_COMPUTE_OPTION}NAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ class CheckRequest:
     device: Device
     cases: tuple[Case, ...]
     seeds: tuple[int, ...]
+    kind: BackendKind
+    compute: str  # the expert stage of a layer; empty where there is none to choose
+    compute_options: Mapping[str, Scalar]
     given: tuple[str, ...]  # the words and options that a case by itself needs as well
 
     def again(self, case: str, seed: int) -> str:
@@ -62,7 +66,15 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
     device = _device(values.get("device"), config, library, problems)
     ep_size = _whole(values, "ep_size", 2, 1, MAX_EP_SIZE, problems)
     seed = _whole(values, "seed", 0, 0, 10**6, problems)
-    suite = cases(ep_size, name)
+    kind = _kind(config)
+    compute, compute_options = "", {}
+    if config is not None and kind in (BackendKind.LAYER, BackendKind.EXPERTS):
+        compute, compute_options, config = _compute(values, config, library, problems)
+    elif "compute" in values:
+        problems.append(f"backend '{name}' has no expert stage to choose; leave out compute={values['compute']}")
+    suite = layer_contract.suite(
+        kind, ep_size, name, compute=compute, compute_options=tuple(compute_options.items())
+    )
     chosen = tuple(case for case in suite if values.get("case", case.name) == case.name)
     if not chosen:
         problems.append(f"unknown case '{values['case']}'{suggest(values['case'], [case.name for case in suite])}")
@@ -84,12 +96,47 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         ep_size=ep_size,
         device=device,
         cases=chosen,
+        kind=kind,
+        compute=compute,
+        compute_options=compute_options,
         seeds=(seed,) if "seed" in values else tuple(range(SEEDS)),
         given=tuple(
-            [word for word in words if word.startswith(("ep_size=", "device=", _OPTION))]
+            [word for word in words if word.startswith(("ep_size=", "device=", "compute", _OPTION))]
             + [part for folder in config_dirs for part in ("--config-dir", str(folder))]
         ),
     )
+
+
+def _kind(config: BackendConfig | None) -> BackendKind:
+    if config is None:
+        return BackendKind.EXCHANGE
+    with contextlib.suppress(ConfigError, loader.CannotImport):  # told elsewhere
+        return loader.backend_class(config).kind
+    return BackendKind.EXCHANGE
+
+
+def _compute(
+    values: Mapping[str, Any], config: BackendConfig, library: Library, problems: list[str]
+) -> tuple[str, dict[str, Scalar], BackendConfig]:
+    """The expert stage, its options, and the backend's configuration that knows it."""
+    name = values.get("compute", config.compute)
+    if not name:
+        problems.append(f"name an expert stage; add compute=NAME, with one of {', '.join(library.names('compute'))}")
+        return "", {}, config
+    problems += filter(None, [library.unknown("compute", name)])
+    library.load([("compute", name)], problems)
+    stage: ComputeConfig | None = library.get("compute", name)
+    if stage is None:
+        return name, {}, config
+    asked = {k.removeprefix(_COMPUTE_OPTION): v for k, v in values.items() if k.startswith(_COMPUTE_OPTION)}
+    options: dict[str, Scalar] = {**stage.options, **asked}
+    try:
+        options = computes.resolved(stage, options)
+    except loader.CannotImport:  # asked again where the worker runs
+        pass
+    except ConfigError as error:
+        problems += error.problems
+    return name, options, replace(config, computes={name: stage})
 
 
 def _device(name: str | None, config: BackendConfig | None, library: Library, problems: list[str]) -> Device:
@@ -115,7 +162,7 @@ def _split(words: Sequence[str], problems: list[str]) -> dict[str, Any]:
             problems.append(f"'{word}' cannot be read; write key=value, such as backend=shm_fence")
         elif key in values:
             problems.append(f"'{key}' is given twice; a check has one of each")
-        elif key.startswith(_OPTION):
+        elif key.startswith((_OPTION, _COMPUTE_OPTION)):
             values[key] = _scalar(text)
         elif key in _KEYS:
             values[key] = text

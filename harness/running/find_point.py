@@ -67,8 +67,11 @@ def find_point(prefix: str, runs: Sequence[Path]) -> FoundPoint:
 def describe(point: Point) -> str:
     """A point in one line."""
     options = "".join(f" {name}={value}" for name, value in point.options)
+    stage = f" with {point.compute}" if point.compute else ""
+    stage += "".join(f" {name}={value}" for name, value in point.compute_options)
+    stage += f", {point.weight_format} weights" if point.weight_format else ""
     return (
-        f"{point.backend}{options}, EP {point.ep_size}, {point.tokens_per_rank} tokens per rank, {point.model.name}, "
+        f"{point.backend}{options}{stage}, EP {point.ep_size}, {point.tokens_per_rank} tokens per rank, {point.model.name}, "
         f"{point.routing.kind} routing, {point.placement.kind}, {point.dispatch_format} out, "
         f"{point.combine_format} back, {point.regime}, {point.domain}"
     )

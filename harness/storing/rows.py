@@ -11,7 +11,8 @@ from typing import get_args, get_type_hints
 from epcross.harness.point import Point, Routing, Timing
 from epcross.harness.record import SCHEMA_VERSION, Record
 from epcross.harness.terms import (
-    REGIME_PHASES,
+    PHASES,
+    BackendKind,
     Boundary,
     Domain,
     Flag,
@@ -24,6 +25,7 @@ from epcross.harness.terms import (
     Sharing,
     Stage,
     Status,
+    WeightFormat,
     WeightsBy,
 )
 from epcross.kernels.formats import row_size
@@ -76,6 +78,10 @@ def base_record(point: Point, context: RunContext) -> Record:
         dispatch_format=point.dispatch_format,
         combine_format=point.combine_format,
         regime=point.regime,
+        kind=point.kind,
+        compute=point.compute,
+        compute_options=canonical_json(dict(point.compute_options)),
+        weight_format=point.weight_format,
         row_bytes=dispatch.row_bytes,
         scale_bytes=dispatch.scale_bytes,
         padded_bytes=dispatch.padded_bytes,
@@ -93,7 +99,7 @@ def planned_records(base: Record, timing: Timing, launch: int) -> tuple[Record, 
     """`base` once for each planned phase, seed and chain of one launch, with the repeat's columns filled."""
     return tuple(
         replace(base, phase=phase, repeat=timing.repeat(launch, seed, chain), launch=launch, seed=seed, chain=chain)
-        for phase in REGIME_PHASES[Regime(base.regime)]
+        for phase in PHASES[_kind(base)][Regime(base.regime)]
         for seed in range(timing.seeds)
         for chain in range(timing.chains)
     )
@@ -140,6 +146,11 @@ def canonical_json(values: Mapping[str, object]) -> str:
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def _kind(record: Record) -> BackendKind:
+    """Rows from before there were others have none."""
+    return BackendKind(record.kind or BackendKind.EXCHANGE)
+
+
 def _routing_params(routing: Routing) -> dict[str, object]:
     """What the kind uses: the fields that are not at their default; a file counts by its content."""
     default = asdict(Routing())
@@ -163,6 +174,8 @@ CLOSED_LISTS: Mapping[str, type[StrEnum]] = {
     "dispatch_format": RowFormat,
     "combine_format": RowFormat,
     "regime": Regime,
+    "kind": BackendKind,
+    "weight_format": WeightFormat,
 }
 """Columns that hold one word of a closed list."""
 
@@ -221,8 +234,11 @@ def _closed_list_problems(record: Record) -> list[str]:
             problems.append(f"{name} has {', '.join(unknown)}; allowed: {', '.join(words)}")
         elif value != join_words(value.split()):
             problems.append(f"{name} is {value!r}; its words must be sorted, once each, joined by one space")
-    if not problems and Phase(record.phase) not in REGIME_PHASES[Regime(record.regime)]:
-        problems.append(f"phase {record.phase} is not timed in regime {record.regime}")
+    if problems:
+        return problems
+    if Phase(record.phase) not in PHASES[_kind(record)][Regime(record.regime)]:
+        kind = "" if _kind(record) is BackendKind.EXCHANGE else f", of kind {_kind(record)}"
+        problems.append(f"phase {record.phase} is not timed in regime {record.regime}{kind}")
     return problems
 
 

@@ -18,7 +18,6 @@ from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, Samples, Uni
 from epcross.harness.storing.rows import check_record, readable_problems
 from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.storing.sealed import TEMPORARY_SUFFIX, DamagedFile, read_sealed, seal, unseal, write_whole
-from epcross.harness.terms import REGIME_PHASES
 
 UnitKey = tuple[str, int]
 """(point_id, launch)"""
@@ -145,8 +144,8 @@ def planned_keys(points: Sequence[Point], timing: Timing) -> list[RowKey]:
     """The key of every row that `points` must leave, in plan order."""
     return [
         (point_id, phase.value, repeat)
-        for point_id, regime in ((point.point_id, point.regime) for point in points)
-        for phase in REGIME_PHASES[regime]
+        for point_id, phases in ((point.point_id, point.phases) for point in points)
+        for phase in phases
         for repeat in range(timing.repeats)
     ]
 

@@ -177,7 +177,7 @@ class Visit:
     ) -> None:
         self.case, self.group, self.timeout_s = case, group, timeout_s
         self.seed, self.report = seed, report
-        self.point = case.point
+        self.point = self.inputs = case.point  # `inputs`: whose rows the backend is given
         self.slots = lay_out(self.point.placement, self.point.model.num_experts, self.point.ep_size)
         self.backend = self.call("__init__", make)
         declared = self.backend.weights_by, self.backend.reduction
@@ -224,9 +224,9 @@ class Visit:
         """The inputs of one set, with the case's own ids if it has any."""
         seed += self.seed * _SEED_STRIDE
         if self.case.ids is None:
-            return group_batch(self.point, seed=seed, set_index=index, payload=payload)
+            return group_batch(self.inputs, seed=seed, set_index=index, payload=payload)
         ids = self.case.ids(self.point, self.slots, seed * SETS + index)
-        return assemble(self.point, ids, seed=seed, set_index=index, payload=payload)
+        return assemble(self.inputs, ids, seed=seed, set_index=index, payload=payload)
 
     def refill(self, batches: list[GroupBatch]) -> None:
         """New inputs in every set, while no rank sends."""

@@ -13,10 +13,13 @@ class GpuVisit(Visit):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        backend = self.backend
-        assert isinstance(backend, GpuBackend)
+        self.ranks = self.call("local ranks", self.local_ranks)
+
+    def local_ranks(self) -> Any:
+        """The ranks of this process."""
+        assert isinstance(self.backend, GpuBackend)
         count = self.point.ep_size // self.group.size
-        self.ranks = self.call("local ranks", lambda: DeviceRanks(backend, self.point, self.group, self.slots, count))
+        return DeviceRanks(self.backend, self.point, self.group, self.slots, count)
 
     def prepare(self, batches: list[GroupBatch]) -> None:
         """See `Visit`."""
@@ -48,12 +51,17 @@ class GpuVisit(Visit):
         self.call("drain_timing", backend.drain_timing)
         self.agree(None)
         self.call("poison", backend.poison)
+        self.pairs()
+        last = (CHAIN_PAIRS - 1) % SETS
+        wrong = self.call("combined", lambda: self.ranks.check_timed(last, batches[last]))
+        self.agree(wrong, f"a chain of {CHAIN_PAIRS} pairs of {batches[last].payload} rows, set {last}")
+        self.call("drain_timing", backend.drain_timing)
+
+    def pairs(self) -> None:
+        """Pairs back to back, as timing runs them."""
+        backend = self.backend
         for pair in range(CHAIN_PAIRS):
             index = pair % SETS
             self.call("dispatch", lambda index=index: backend.dispatch(index))
             self.call("experts", lambda index=index: backend.experts(index))
             self.call("combine", lambda index=index: backend.combine(index))
-        last = (CHAIN_PAIRS - 1) % SETS
-        wrong = self.call("combined", lambda: self.ranks.check_timed(last, batches[last]))
-        self.agree(wrong, f"a chain of {CHAIN_PAIRS} pairs of {batches[last].payload} rows, set {last}")
-        self.call("drain_timing", backend.drain_timing)

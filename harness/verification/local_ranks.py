@@ -9,6 +9,7 @@ from typing import Protocol
 
 from epcross.harness.backends.base import Backend, Group, Shard
 from epcross.harness.backends.gpu import GpuBackend
+from epcross.harness.backends.layer import LayerBackend
 from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point
 from epcross.harness.verification.verify import Checker, Mismatch
@@ -51,6 +52,10 @@ def local_ranks(backend: Backend, point: Point, group: Group, slots: Slots) -> L
         EpcrossError: this process would hold several, and the backend is not made for that.
     """
     count = point.ep_size // group.size
+    if isinstance(backend, LayerBackend):
+        from epcross.harness.verification.layer_ranks import LayerRanks
+
+        return LayerRanks(backend, point, group, slots, count)
     if isinstance(backend, GpuBackend):
         from epcross.harness.verification.device_ranks import DeviceRanks
 

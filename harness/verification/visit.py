@@ -9,10 +9,12 @@ from typing import Any
 
 from epcross.harness.backends.base import Backend, Group
 from epcross.harness.backends.gpu import GpuBackend
+from epcross.harness.backends.layer import LayerBackend
 from epcross.harness.point import Point
-from epcross.harness.terms import Domain, Sharing
-from epcross.harness.verification.contract import Visit, cases, refusal, run_case
+from epcross.harness.terms import BackendKind, Domain, Sharing
+from epcross.harness.verification.contract import Visit, refusal, run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
+from epcross.harness.verification.layer_contract import LayerVisit, suite
 
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a worker write where each of its threads is to its log, whatever it is stuck in."""
@@ -29,10 +31,20 @@ def visit_case(
     Args:
         make_backend: the backend with the options of a point.
         request: `name`, `seed`, `backend`, `options`, `ep_size`, `domain`, `sharing` and `timeout_s` (of a wait for
-            peers). `group` is one of processes; on a GPU one of them may hold several ranks.
+            peers), and what kind of backend it is, with its expert stage if it has one. `group` is one of processes; on a GPU one of them may hold several ranks.
     """
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    case = next(case for case in cases(request["ep_size"], request["backend"]) if case.name == request["name"])
+    case = next(
+        case
+        for case in suite(
+            BackendKind(request["kind"]),
+            request["ep_size"],
+            request["backend"],
+            compute=request["compute"],
+            compute_options=[(name, value) for name, value in request["compute_options"].items()],
+        )
+        if case.name == request["name"]
+    )
     # the suite is about what is moved; every domain gets the same points
     point = replace(
         case.point,
@@ -49,7 +61,8 @@ def visit_case(
     refusals = group.all_gather(json.dumps(refusal(make, case)).encode(), request["timeout_s"])
     if why := next((text for text in map(json.loads, refusals) if text), None):
         return {"refused": why}
-    visit_type = GpuVisit if isinstance(make(), GpuBackend) else Visit
+    made = make()
+    visit_type = LayerVisit if isinstance(made, LayerBackend) else GpuVisit if isinstance(made, GpuBackend) else Visit
     limit_s, seed = request["timeout_s"], request["seed"]
     problems = run_case(make, case, group, limit_s, seed=seed, report=report, visit_type=visit_type)
     return {"problems": problems}

@@ -58,13 +58,13 @@ class FakeGroup(ThreadGroup):
         return self._torch
 
 
-def problems(make: Callable[[], Any], case: Case, size: int) -> list[str]:
+def problems(make: Callable[[], Any], case: Case, size: int, visit_type: Any = GpuVisit) -> list[str]:
     """What one visit finds, on all ranks together."""
     shared, meeting = Shared(size), Meeting(size)
     found: list[list[str]] = [["no answer"] for _ in range(size)]
 
     def visit(rank: int) -> None:
-        found[rank] = run_case(make, case, FakeGroup(rank, shared, meeting), 20, visit_type=GpuVisit)
+        found[rank] = run_case(make, case, FakeGroup(rank, shared, meeting), 20, visit_type=visit_type)
 
     threads = [threading.Thread(target=visit, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

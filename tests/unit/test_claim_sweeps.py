@@ -15,7 +15,7 @@ from epcross.harness.claims.sources import SHIPPED
 from epcross.harness.cli import run as cli
 from epcross.harness.planning.library import PACKAGE_CONF, Library
 from epcross.harness.planning.plan import Plan, build
-from epcross.harness.terms import REGIME_PHASES, Regime
+from epcross.harness.terms import BackendKind
 
 BOOK = read_book([SHIPPED])
 SWEEPS = sorted({claim.sweep for claim in BOOK.claims if claim.sweep} - {"soak"})

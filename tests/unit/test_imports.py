@@ -18,7 +18,7 @@ SOURCES = {
 BACKENDS = {
     name: path
     for name, path in SOURCES.items()
-    if name.startswith("epcross.harness.backends.") and not name.endswith((".base", ".loader"))
+    if name.startswith("epcross.harness.backends.") and not name.endswith((".base", ".loader", ".computes"))
 }
 
 VENDOR = {

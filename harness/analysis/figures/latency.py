@@ -12,6 +12,7 @@ from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, mic
 from epcross.harness.analysis.figures.scene import Scene, by_series, entry, shown_rows
 from epcross.harness.analysis.style import FLOOR_COLOR
 from epcross.harness.storing.rows import join_words
+from epcross.harness.terms import Phase
 
 FLOOR_WORDS = "floor: two flags + wire bytes copied"
 
@@ -20,9 +21,9 @@ def draw(scene: Scene) -> Figure | Omitted:
     """The headline figure: rows without flags."""
     name, title = f"latency{scene.suffix}", "Latency against tokens per rank"
     if not scene.headline:
-        return Omitted(name=name, title=title, reason="no round trip is ok and without flags")
+        return Omitted(name=name, title=title, reason=f"no {scene.phase_words} is ok and without flags")
     caption = scene.caption(*_SENTENCES, rows=shown_rows(scene.headline))
-    return _draw(scene, scene.headline, name, title, caption, fitted=not scene.several_runs)
+    return _draw(scene, scene.headline, name, title, caption, fitted=_is_exchange(scene) and not scene.several_runs)
 
 
 def draw_flagged(scene: Scene) -> Figure | Omitted:
@@ -79,7 +80,7 @@ def _draw(
                 )
             if fitted:
                 has_fit = _draw_fits(scene, canvas, panel, points) or has_fit
-        floors = _floors(scene, found)
+        floors = _floors(scene, found) if _is_exchange(scene) else {}
         for tokens_us in floors.values():
             (line,) = ax.plot(
                 *zip(*sorted(tokens_us.items()), strict=True), color=FLOOR_COLOR, linestyle=":", linewidth=1.2
@@ -87,7 +88,7 @@ def _draw(
             floor_line = line
         token_axis(ax, (point.tokens for point in found))
         microsecond_axis(ax)
-    canvas.y_label("round trip (us)")
+    canvas.y_label(f"{scene.phase_words} (us)")
     words = [*caption]
     if has_fit:
         from epcross.harness.analysis.fit import VIEW
@@ -101,6 +102,11 @@ def _draw(
             "beyond the last cache; rows that stay in a cache can be faster than it"
         )  # fmt: skip
     return canvas.finish(name=name, title=title, caption=words, data=data)
+
+
+def _is_exchange(scene: Scene) -> bool:
+    """Fits and floors are about what is moved, which is not all that a layer does."""
+    return scene.phase is Phase.ROUND_TRIP
 
 
 def _draw_fits(scene: Scene, canvas: Canvas, panel: str, points: Sequence[Cell]) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.analysis.captions import provenance
-from epcross.harness.analysis.cells import Cell, Series
+from epcross.harness.analysis.cells import PHASE_WORDS, Cell, Series
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.style import Styles
 from epcross.harness.record import Record
@@ -27,6 +27,16 @@ class Scene:
     styles: Styles
 
     @property
+    def phase(self) -> Phase:
+        """The headline phase that the setting is about."""
+        return Phase(self.cells[0].rows[0].phase) if self.cells else Phase.ROUND_TRIP
+
+    @property
+    def phase_words(self) -> str:
+        """What it is called."""
+        return PHASE_WORDS[self.phase]
+
+    @property
     def headline(self) -> list[Cell]:
         """Cells whose numbers may stand in a headline."""
         return [cell for cell in self.cells if cell.headline]
@@ -42,13 +52,11 @@ class Scene:
         return len(self.material.runs) > 1
 
     def rows(self, cells: Sequence[Cell]) -> "pd.DataFrame":
-        """The round trips of `cells` of one run, as `frame.load` gives them."""
+        """The headline rows of `cells` of one run, as `frame.load` gives them."""
         points = {cell.rows[0].point_id for cell in cells}
         (run_id,) = {cell.series.run_id for cell in cells}
         frame = self.material.frame
-        here = (
-            (frame["run_id"] == run_id) & (frame["phase"] == Phase.ROUND_TRIP) & frame["point_id"].isin(sorted(points))
-        )
+        here = (frame["run_id"] == run_id) & (frame["phase"] == self.phase) & frame["point_id"].isin(sorted(points))
         return frame.loc[here]
 
     def panel(self, ep_size: int, regime: str, run_id: str | None = None) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from epcross.harness.analysis.cells import by_panel
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, token_axis
 from epcross.harness.analysis.figures.scene import Scene, by_series, entry, shown_rows
-from epcross.harness.terms import Phase
+from epcross.harness.terms import HEADLINES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ def draw(scene: Scene) -> Figure | Omitted:
 
 def rank_spread(samples: "pd.DataFrame") -> dict[tuple[str, str, int], float]:
     """(run_id, point_id, repeat) -> median over iterations of 100 (slowest / fastest - 1) of the round trips."""
-    trips = samples[samples["phase"] == Phase.ROUND_TRIP]
+    trips = samples[samples["phase"].isin(HEADLINES)]
     if trips.empty:
         return {}
     place = ["run_id", "point_id", "repeat"]

@@ -1,0 +1,87 @@
+"""The weights of ranks, made once for all points that a process serves with the same experts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from epcross.harness.backends.base import Int32
+from epcross.harness.backends.layer import WEIGHT_SEED, expert_shape
+from epcross.harness.point import Point
+from epcross.kernels.experts.formats import ExpertShape
+from epcross.kernels.experts.weights import ExpertWeights, copies_needed, make_weights
+
+CHECK_SHARE = 4
+"""All ranks' weights are held for checks if they take at most this part of the device; else each is made when asked."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """Those of one shape and format; another one's take their room."""
+
+    of: tuple[ExpertShape, str] | None = None
+    ranks: dict[int, ExpertWeights] = field(default_factory=dict)
+
+
+_held = _Held()
+
+
+def rank_weights(point: Point, rank: int, device: str, ids: Sequence[Int32] = ()) -> ExpertWeights:
+    """The weights of `rank` at a layer's point, in as many copies as keep a chain from finding them in the cache.
+
+    Args:
+        point: of a layer.
+        rank: whose experts.
+        device: as torch names it.
+        ids: of this rank's tokens in each set, for how many experts a layer reads at least; none: one copy will do.
+    """
+    _keep_family(point, device)
+    shape = expert_shape(point, rank)
+    copies = copies_needed(_fewest_hit(point, ids) * shape.bytes_per_expert, cache_bytes(device)) if ids else 1
+    held = _held.ranks.get(rank)
+    if held is None or len(held.copies) < copies:
+        held = _held.ranks[rank] = make_weights(shape, seed=WEIGHT_SEED, device=device, copies=copies)
+    return replace(held, copies=held.copies[:copies])
+
+
+def check_weights(point: Point, rank: int, device: str) -> ExpertWeights:
+    """The weights of any rank, for an oracle: one copy, kept if all ranks' fit beside what is measured."""
+    _keep_family(point, device)
+    shape = expert_shape(point, rank)
+    group_bytes = point.placement.num_slots * shape.bytes_per_expert
+    if rank in _held.ranks or group_bytes * CHECK_SHARE <= _memory_bytes(device):
+        return rank_weights(point, rank, device)
+    return make_weights(shape, seed=WEIGHT_SEED, device=device)
+
+
+def release_weights() -> None:
+    """Let go of all that are held."""
+    _held.of, _held.ranks = None, {}
+
+
+def cache_bytes(device: str) -> int:
+    """The second-level cache of a CUDA device; 0 of any other."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.startswith("cuda") else 0
+
+
+def _keep_family(point: Point, device: str) -> None:
+    shape = replace(expert_shape(point, 0), top_k=1, expected_rows_per_expert=0)
+    if _held.of != (shape, device):
+        release_weights()
+        _held.of = (shape, device)
+
+
+def _fewest_hit(point: Point, ids: Sequence[Int32]) -> int:
+    """Experts of a rank that a set reads at least: those that one rank's tokens choose, shared out over the ranks."""
+    chosen = min(len(np.unique(one[one >= 0])) for one in ids)
+    return min(max(1, chosen // point.ep_size), point.experts_per_rank)
+
+
+def _memory_bytes(device: str) -> int:
+    import torch
+
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return 1 << 40  # of a CPU: tests, whose weights are small

@@ -1,0 +1,214 @@
+"""The ranks of a process whose backend is a layer: what comes out is judged, token by token, by a float64 oracle.
+
+The oracle (`kernels.experts.oracle`) computes over the operands as quantised, re-quantised intermediate included, and
+rounds where the expert stage says that it rounds. A token's error may be twice that of a plain grouped GEMM in the same
+formats. Every expert that a token chose is made again here, wherever its rank is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epcross.harness.backends.base import Group
+from epcross.harness.backends.layer import LayerBackend, expert_shape
+from epcross.harness.backends.rank_weights import check_weights
+from epcross.harness.point import Point
+from epcross.harness.terms import BackendKind, Regime, RowFormat, WeightsBy
+from epcross.harness.verification.device_ranks import current_device
+from epcross.harness.verification.local_ranks import shard
+from epcross.harness.verification.verify import Mismatch
+from epcross.harness.workload.batches import GroupBatch
+from epcross.harness.workload.placement import Slots
+from epcross.harness.workload.tape import Payload
+from epcross.kernels.experts import oracle
+from epcross.kernels.experts.formats import Arithmetic
+from epcross.kernels.experts.quantise import E4M3_MAX, quantise_fp8_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_KEPT = 2
+"""Expectations held at a time: those of the sets of a chain, which several checks ask for."""
+
+_SAME = 2.0**-6
+"""By what share of a row's largest value two runs of one expert stage may differ: a few roundings of bf16."""
+
+
+class LayerRanks:
+    """`count` ranks of one layer, consecutive; see `LocalRanks`. `worst_ratio`: the largest error that was seen, over
+    that of a plain grouped GEMM."""
+
+    def __init__(self, backend: LayerBackend, point: Point, group: Group, slots: Slots, count: int) -> None:
+        self.backend, self.point, self.group, self.slots = backend, point, group, slots
+        self.ranks = range(group.rank * count, (group.rank + 1) * count)
+        self.worst_ratio = 0.0
+        self._device = current_device()
+        self._expected: dict[tuple[object, ...], oracle.Expected] = {}
+        self._arithmetics = list(backend.arithmetics(point))
+        self._in_place: tuple[int, list[Tensor]] | None = None
+
+    def prepare(self, timed: Sequence[GroupBatch]) -> None:
+        """See `LocalRanks`."""
+        shards = [shard(self.point, self.slots, rank, timed) for rank in self.ranks]
+        self.backend.prepare_ranks(self.point, shards, self.group)
+
+    def refill(self, set_index: int, batch: GroupBatch) -> None:
+        """See `LocalRanks`."""
+        self.backend.refill_ranks(set_index, [batch.batch(rank) for rank in self.ranks])
+
+    def check_received(self, set_index: int, batch: GroupBatch) -> Mismatch | None:
+        """See `LocalRanks`. A layer's rows are its own; what experts make of them is what its own make. In the exact
+        round those of the layer in place, which so is checked as the layer itself."""
+        backend = self.backend
+        if backend.kind is BackendKind.LAYER and batch.payload is Payload.EXACT:
+            backend.keep(set_index)
+            backend.in_place(set_index)
+            backend.restore(set_index)
+        else:
+            backend.experts(set_index)
+        return None
+
+    def check_combined(self, set_index: int, batch: GroupBatch) -> Mismatch | None:
+        """See `LocalRanks`."""
+        return self._check(set_index, batch, "")
+
+    def stage_timed(self, timed: Sequence[GroupBatch]) -> None:
+        """See `LocalRanks`. One layer of each set, whose rows are kept for the layer in place where that is timed."""
+        backend = self.backend
+        keeps = backend.kind is BackendKind.LAYER and self.point.regime is Regime.STEADY
+        for set_index in range(len(timed)):
+            backend.dispatch(set_index)
+            if keeps:
+                backend.keep(set_index)
+                backend.in_place(set_index)
+                backend.restore(set_index)
+            else:
+                backend.experts(set_index)
+            backend.combine(set_index)
+        if keeps:
+            last = len(timed) - 1
+            self._in_place = last, [made.clone() for made in backend.in_place_ranks(last)]
+
+    def check_timed(self, set_index: int, batch: GroupBatch) -> Mismatch | None:
+        """See `LocalRanks`."""
+        return self._check(set_index, batch, " in a timed series") or self._check_in_place(set_index)
+
+    def _check(self, set_index: int, batch: GroupBatch, where: str) -> Mismatch | None:
+        import torch
+
+        outputs = self.backend.outputs_ranks(set_index)
+        for rank, out in zip(self.ranks, outputs, strict=True):
+            shape = (self.point.tokens[rank], self.point.model.hidden)
+            if tuple(out.shape) != shape or out.dtype is not torch.bfloat16:
+                what = f"outputs{where} are {out.dtype} {tuple(out.shape)}, not {torch.bfloat16} {shape}"
+                return Mismatch(what=what, rank=rank, wrong=1, total=1, unit="of the outputs is malformed")
+            judged = self._judge(rank, batch, out)
+            if judged.ok:
+                self.worst_ratio = max([self.worst_ratio, *judged.times_plain.tolist()])
+                continue
+            return Mismatch(
+                what=f"wrong outputs{where}: {judged.sentence()}",
+                rank=rank,
+                source=rank,
+                token=int(judged.times_allowed.argmax()),
+                wrong=int((~judged.right).sum()),
+                total=shape[0],
+                unit="output rows are wrong",
+            )
+        return None
+
+    def _judge(self, rank: int, batch: GroupBatch, out: "Tensor") -> oracle.Judgement:
+        """By the arithmetic that explained outputs before, if there are several; else by the one that comes nearest."""
+        judged = oracle.judge(out, self._of(rank, batch, self._arithmetics[0]))
+        for number in range(1, len(self._arithmetics)):
+            if judged.ok:
+                break
+            other = oracle.judge(out, self._of(rank, batch, self._arithmetics[number]))
+            if other.times_allowed.max() < judged.times_allowed.max():
+                judged = other
+            if judged.ok:
+                self._arithmetics.insert(0, self._arithmetics.pop(number))
+        return judged
+
+    def _check_in_place(self, set_index: int) -> Mismatch | None:
+        """The layer in place was timed too: idle, it would be taken for a layer that only communicates."""
+        if self._in_place is None or self._in_place[0] != set_index:
+            return None
+        for rank, made, before in zip(self.ranks, self.backend.in_place_ranks(set_index), self._in_place[1], strict=False):
+            bound = _SAME * before.float().abs().nan_to_num().amax(dim=-1, keepdim=True)
+            same = ((made.float() - before.float()).abs() <= bound) | (made.isnan() & before.isnan())
+            if not bool(same.all()):
+                wrong = int((~same).any(dim=-1).sum())
+                return Mismatch(
+                    what="what experts made of rows in place in a timed series is not what they made before",
+                    rank=rank,
+                    wrong=wrong,
+                    total=same[..., 0].numel(),
+                    unit="rows are wrong",
+                )
+        return None
+
+    def _of(self, rank: int, batch: GroupBatch, arithmetic: Arithmetic) -> oracle.Expected:
+        key = (rank, batch.seed, batch.set_index, batch.payload, arithmetic)
+        if key not in self._expected:
+            if len(self._expected) >= _KEPT * len(self.ranks):
+                self._expected.pop(next(iter(self._expected)))
+            self._expected[key] = self.expected(rank, batch, arithmetic)
+        return self._expected[key]
+
+    def expected(self, rank: int, batch: GroupBatch, arithmetic: Arithmetic) -> oracle.Expected:
+        """What must come out for the tokens of one rank."""
+        point = self.point
+        return oracle.expected(
+            self.values(batch, np.full(point.tokens[rank], rank), np.arange(point.tokens[rank])),
+            self._put(batch.ids[rank]),
+            self._put(batch.weights[rank]),
+            expert=self.experts(),
+            slots=self.backend.served_slots(point),
+            row_format=RowFormat.BF16 if point.dispatch_format is RowFormat.BF16 else RowFormat.FP8,  # what is added
+            arithmetic=arithmetic,
+            # one bf16 partial for each rank, unless the library's combine weights and adds selections one by one
+            slots_per_rank=point.experts_per_rank if self.backend.weights_by is WeightsBy.EXPERTS else 0,
+        )
+
+    def values(self, batch: GroupBatch, source: np.ndarray, token: np.ndarray) -> "Tensor":
+        """float64 [n, hidden]: hidden states of these tokens as they are once quantised for dispatch."""
+        import torch
+
+        width = 2 * self.point.model.hidden
+        hidden = torch.empty(len(token), width // 2, dtype=torch.bfloat16, device=self._device)
+        hidden.view(torch.uint8).copy_(torch.from_numpy(np.ascontiguousarray(batch.rows(source, token)[:, :width])))
+        if self.point.dispatch_format is RowFormat.BF16:
+            return hidden.double()
+        if self.point.dispatch_format is RowFormat.MXFP8:
+            return mxfp8_values(hidden)
+        quantised, scales = quantise_fp8_rows(hidden)
+        return (quantised.double().unflatten(1, (scales.shape[1], -1)) * scales.double()[..., None]).flatten(1)
+
+    def experts(self) -> "Callable[[int], tuple[Tensor, Tensor]]":
+        """Any expert of the model by slot, float64, as quantised."""
+        point, device = self.point, self._device
+
+        def expert(slot: int) -> "tuple[Tensor, Tensor]":
+            rank = slot // point.experts_per_rank
+            weights = check_weights(point, rank, device)
+            return oracle.stored_experts(expert_shape(point, rank), weights.copy(0))(slot)
+
+        return expert
+
+    def _put(self, array: np.ndarray) -> "Tensor":
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def mxfp8_values(hidden: "Tensor") -> "Tensor":
+    """float64 of bf16 [n, hidden] quantised to e4m3 with a scale for each 32 values, the power of two from which nothing
+    saturates: what libraries do that scale by e8m0."""
+    import torch
+
+    parts = hidden.double().unflatten(-1, (-1, 32))
+    scale = torch.exp2(torch.log2(parts.abs().amax(-1, keepdim=True) / E4M3_MAX).ceil())
+    scale = torch.where(scale > 0, scale, 1.0)
+    return ((parts / scale).float().to(torch.float8_e4m3fn).double() * scale).flatten(-2)

@@ -1,0 +1,233 @@
+"""The two grouped GEMMs and what finishes them. Triton programs: importing this needs Triton.
+
+Weights are the tall operand and tokens the wide one, since a decode step has few tokens for each expert: a product of
+BLOCK_N rows of weights and BLOCK_T tokens wastes no tensor core on absent tokens, and reads weights once, by bulk
+copies that the compiler keeps several stages deep. Programs are persistent and take units of work in the order in
+which neighbours share weights in the L2.
+
+fp8: a product over 128 values is accumulated from 0 by the tensor cores, then scaled and added in fp32, because their
+accumulator keeps fewer bits than fp32 has (DeepSeek-V3 report, section 3.3.2). Scales are fetched one step ahead.
+"""
+
+import triton
+import triton.language as tl
+
+from epcross.kernels.experts.gather.index_kernel import SHARED, SPLITS, TILES
+from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
+
+
+@triton.jit
+def _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T: tl.constexpr):
+    """The expert of a tile, its pairs as the index has them, and which of BLOCK_T places have one of their own."""
+    expert = tl.load(tile_ptr + tile)
+    number = tl.load(tile_ptr + max_tiles + tile) + tl.arange(0, BLOCK_T)
+    rows = tl.load(expert_rows_ptr + expert)
+    # empty places repeat the last pair: what they load is valid, and what they make is not stored
+    pair = tl.load(index_ptr + expert.to(tl.int64) * num_rows + tl.minimum(number, rows - 1))
+    return expert, pair, number < rows
+
+
+@triton.jit
+def gate_up_kernel(
+    w_desc,  # [E * 2I, H], blocks of [BLOCK_N, BLOCK_K]
+    w_scale_ptr,  # fp32 [E, 2I / 128, H / 128]
+    x_ptr,  # [N, H] of landing set 0
+    x_delta,  # elements from there to set 1
+    x_stride,
+    x_scale_ptr,  # fp32 [N, H / 128]
+    x_scale_delta,
+    x_scale_stride,
+    epoch_ptr,
+    index_ptr,
+    num_rows,
+    schedule_ptr,
+    expert_rows_ptr,
+    tile_ptr,
+    max_tiles,
+    h_ptr,  # out [max_tiles * BLOCK_T, I]: the intermediate, as quantised
+    h_scale_ptr,  # out fp32 [max_tiles * BLOCK_T, I / 128]
+    part_ptr,  # fp32 [split units, 2, BLOCK_N, BLOCK_T]
+    arrivals_ptr,  # int32 [split units], 0 between runs
+    H: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    K: tl.constexpr,
+    FP8: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # columns of the intermediate
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TWO_SETS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if TWO_SETS:
+        parity = tl.load(epoch_ptr) & 1
+        x_ptr += parity * x_delta
+        x_scale_ptr += parity * x_scale_delta
+    tiles = tl.load(schedule_ptr + TILES)
+    splits = tl.load(schedule_ptr + SPLITS)
+    columns_of_tile: tl.constexpr = I // BLOCK_N
+    steps: tl.constexpr = H // BLOCK_K
+    k = tl.arange(0, BLOCK_K)
+    n = tl.arange(0, BLOCK_N)
+    t = tl.arange(0, BLOCK_T)
+    for unit in range(tl.program_id(0), tiles * columns_of_tile * splits, tl.num_programs(0)):
+        block = unit // splits
+        split = unit - block * splits
+        tile = block // columns_of_tile
+        column = (block - tile * columns_of_tile) * BLOCK_N
+        expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
+        row = ((pair >> 1) // K).to(tl.int64)
+        x_row = x_ptr + row * x_stride
+        gate_row = expert * (2 * I) + column
+        first, last = steps * split // splits, steps * (split + 1) // splits
+        gate = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        up = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        if FP8:
+            xs_row = x_scale_ptr + row * x_scale_stride
+            gs_ptr = w_scale_ptr + (gate_row // SCALE_BLOCK) * (H // SCALE_BLOCK)
+            us_ptr = gs_ptr + (I // SCALE_BLOCK) * (H // SCALE_BLOCK)
+            xs, gs, us = tl.load(xs_row + first), tl.load(gs_ptr + first), tl.load(us_ptr + first)
+            for step in tl.range(first, last):
+                ahead = tl.minimum(step + 1, last - 1)
+                xs_next, gs_next, us_next = tl.load(xs_row + ahead), tl.load(gs_ptr + ahead), tl.load(us_ptr + ahead)
+                x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
+                gate += tl.dot(w_desc.load([gate_row, step * BLOCK_K]), x.T) * (xs * gs)[None, :]
+                up += tl.dot(w_desc.load([gate_row + I, step * BLOCK_K]), x.T) * (xs * us)[None, :]
+                xs, gs, us = xs_next, gs_next, us_next
+        else:
+            for step in tl.range(first, last):
+                x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
+                gate = tl.dot(w_desc.load([gate_row, step * BLOCK_K]), x.T, gate)
+                up = tl.dot(w_desc.load([gate_row + I, step * BLOCK_K]), x.T, up)
+        complete = True
+        if splits > 1:  # whoever comes last adds all parts, in their order
+            size: tl.constexpr = BLOCK_N * BLOCK_T
+            inner = n[:, None] * BLOCK_T + t[None, :]
+            mine = part_ptr + tl.cast(unit, tl.int64) * (2 * size) + inner
+            tl.store(mine, gate)
+            tl.store(mine + size, up)
+            tl.debug_barrier()
+            complete = tl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel", scope="gpu") == splits - 1
+            if complete:
+                tl.store(arrivals_ptr + block, 0)
+                gate = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+                up = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+                for other in range(splits):
+                    part = part_ptr + tl.cast(block * splits + other, tl.int64) * (2 * size) + inner
+                    gate += tl.load(part, cache_modifier=".cg")
+                    up += tl.load(part + size, cache_modifier=".cg")
+        if complete:
+            h = (gate / (1 + tl.exp(-gate)) * up).T
+            place = tile * BLOCK_T + t
+            at = h_ptr + place.to(tl.int64)[:, None] * I + (column + n)[None, :]
+            if FP8:
+                codes, scale = to_fp8(h, BLOCK_T, POWER_OF_TWO)
+                tl.store(at, codes, mask=own[:, None])
+                tl.store(h_scale_ptr + place * (I // SCALE_BLOCK) + column // SCALE_BLOCK, scale, mask=own)
+            else:
+                tl.store(at, h.to(tl.bfloat16), mask=own[:, None])
+
+
+@triton.jit
+def down_kernel(
+    w_desc,  # [E * H, I], blocks of [BLOCK_N, BLOCK_K]
+    w_scale_ptr,  # fp32 [E, H / 128, I / 128]
+    h_desc,  # [max_tiles * BLOCK_T, I], blocks of [BLOCK_T, BLOCK_K]
+    h_scale_ptr,  # fp32 [max_tiles * BLOCK_T, I / 128]
+    weight_ptr,  # fp32 [N, K] of landing set 0
+    weight_delta,
+    weight_stride,
+    epoch_ptr,
+    index_ptr,
+    num_rows,
+    schedule_ptr,
+    expert_rows_ptr,
+    tile_ptr,
+    max_tiles,
+    out_ptr,  # out bf16 [N, H]
+    out_stride,
+    part_ptr,  # out fp32 [max_tiles * BLOCK_T, H]: of pairs whose row has others here
+    H: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    K: tl.constexpr,
+    FP8: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TWO_SETS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if TWO_SETS:
+        weight_ptr += (tl.load(epoch_ptr) & 1) * weight_delta
+    tiles = tl.load(schedule_ptr + TILES)
+    columns_of_tile: tl.constexpr = H // BLOCK_N
+    steps: tl.constexpr = I // BLOCK_K
+    n = tl.arange(0, BLOCK_N)
+    t = tl.arange(0, BLOCK_T)
+    for unit in range(tl.program_id(0), tiles * columns_of_tile, tl.num_programs(0)):
+        tile = unit // columns_of_tile
+        column = (unit - tile * columns_of_tile) * BLOCK_N
+        expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
+        w_row = expert * H + column
+        place = tile * BLOCK_T + t
+        y = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        if FP8:
+            hs_row = h_scale_ptr + place * (I // SCALE_BLOCK)
+            ws_ptr = w_scale_ptr + (w_row // SCALE_BLOCK) * (I // SCALE_BLOCK)
+            hs, ws = tl.load(hs_row), tl.load(ws_ptr)
+            for step in tl.range(0, steps):
+                ahead = tl.minimum(step + 1, steps - 1)
+                hs_next, ws_next = tl.load(hs_row + ahead), tl.load(ws_ptr + ahead)
+                w = w_desc.load([w_row, step * BLOCK_K])
+                y += tl.dot(w, h_desc.load([tile * BLOCK_T, step * BLOCK_K]).T) * (hs * ws)[None, :]
+                hs, ws = hs_next, ws_next
+        else:
+            for step in tl.range(0, steps):
+                w = w_desc.load([w_row, step * BLOCK_K])
+                y = tl.dot(w, h_desc.load([tile * BLOCK_T, step * BLOCK_K]).T, y)
+        row = ((pair >> 1) // K).to(tl.int64)
+        weight = tl.load(weight_ptr + row * weight_stride + (pair >> 1) % K)
+        y = (y * weight[None, :]).T
+        shared = (pair & 1) == 1
+        at = (column + n)[None, :]
+        tl.store(out_ptr + row[:, None] * out_stride + at, y.to(tl.bfloat16), mask=(own & (shared == 0))[:, None])
+        tl.store(part_ptr + place.to(tl.int64)[:, None] * H + at, y, mask=(own & shared)[:, None])
+
+
+@triton.jit
+def finish_kernel(
+    shared_ptr,  # int32: rows with several pairs
+    place_ptr,  # int32 [N, K]
+    expert_tile_ptr,
+    schedule_ptr,
+    num_rows,
+    part_ptr,
+    out_ptr,
+    out_stride,
+    max_tiles,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    chunks: tl.constexpr = (H + BLOCK_N - 1) // BLOCK_N
+    for unit in range(tl.program_id(0), tl.load(schedule_ptr + SHARED) * chunks, tl.num_programs(0)):
+        row = tl.load(shared_ptr + unit // chunks).to(tl.int64)
+        column = (unit % chunks) * BLOCK_N + tl.arange(0, BLOCK_N)
+        total = tl.zeros((BLOCK_N,), tl.float32)
+        for selection in tl.static_range(K):
+            place = tl.load(place_ptr + row * K + selection)
+            expert = tl.maximum(place, 0) // num_rows
+            pair = tl.load(expert_tile_ptr + expert) * BLOCK_T + place - expert * num_rows
+            end = tl.where((place >= 0) & (pair < max_tiles * BLOCK_T), H, 0)
+            total += tl.load(part_ptr + pair.to(tl.int64) * H + column, mask=column < end, other=0.0)
+        tl.store(out_ptr + row * out_stride + column, total.to(tl.bfloat16), mask=column < H)

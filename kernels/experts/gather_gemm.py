@@ -1,0 +1,191 @@
+"""Grouped GEMMs that read rank-major rows in place, in Triton (gather/): the host side."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from epcross.kernels.errors import DoesNotFit
+from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
+from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
+from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, interpreted, triton_missing
+from epcross.kernels.experts.rows import ExpertRows, RankMajorRows
+from epcross.kernels.experts.weights import ExpertWeights
+from epcross.kernels.formats import RowFormat
+
+if TYPE_CHECKING:
+    import torch
+
+_PAIRS = {(RowFormat.BF16, WeightFormat.BF16), (RowFormat.FP8, WeightFormat.FP8)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """How the work is cut. `per_sm` programs of a kernel share a multiprocessor."""
+
+    block_t: int  # pairs of a tile, in both products
+    block_n: int = 128  # GEMM1: columns of the intermediate, each of gate and up
+    stages: int = 3
+    warps: int = 4
+    per_sm: int = 2
+    down_block_n: int = 128  # GEMM2: columns of the output
+    down_stages: int = 5
+    down_warps: int = 4
+    down_per_sm: int = 2
+
+
+def default_tiles(shape: ExpertShape) -> Tiles:
+    """By how many pairs an expert is expected to have: a tile that holds them, so that weights are read once."""
+    expected = shape.expected_rows_per_expert or max(1, shape.selections_bound // (4 * shape.num_local_experts))
+    if expected <= 10:
+        return Tiles(block_t=16)
+    if expected <= 24:
+        return Tiles(block_t=32, stages=4, warps=8, per_sm=1, down_stages=5)
+    return Tiles(block_t=64, stages=4, warps=8, per_sm=1, down_stages=4, down_warps=8, down_per_sm=1)
+
+
+class GatherGemm(ExpertCompute):
+    """bf16 rows and weights, or fp8 rows and weights; rank-major."""
+
+    name: ClassVar[str] = "gather_gemm"
+
+    def __init__(
+        self, block_t: int = 0, block_n: int = 0, stages: int = 0, warps: int = 0, per_sm: int = 0,
+        down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
+    ) -> None:  # fmt: skip
+        """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
+        given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
+        self._asked = {name: int(value) for name, value in given.items() if value}
+
+    def unavailable(self) -> str | None:
+        """Needs Triton and compute capability 9.0."""
+        return triton_missing()
+
+    def unsupported(self, shape: ExpertShape, layout: Layout) -> str | None:
+        """Rank-major rows of two formats; sizes that tiles divide."""
+        if found := shape.problems():
+            return found[0]
+        if layout is not Layout.RANK_MAJOR:
+            return f"reads rank-major rows in place, not {layout} ones"
+        if (shape.row_format, shape.weight_format) not in _PAIRS:
+            return (
+                f"serves bf16 rows with bf16 weights and fp8 with fp8, not {shape.row_format} rows with"
+                f" {shape.weight_format} weights"
+            )
+        if shape.row_format is RowFormat.FP8 and self._asked.get("block_n", 128) != 128:
+            return f"block_n={self._asked['block_n']} must be 128 for fp8: the columns that share a scale"
+        wrong = [name for name in ("hidden", "intermediate") if getattr(shape, name) % 128]
+        if wrong:
+            return f"{wrong[0]}={getattr(shape, wrong[0])} is not a multiple of 128, the width of a tile"
+        if shape.capacity_rows * max(shape.top_k, shape.num_local_experts) >= 1 << 30:
+            return f"capacity_rows={shape.capacity_rows} is more than its 32-bit index holds"
+        return None
+
+    def arithmetic(self, shape: ExpertShape) -> Arithmetic:
+        """Rounds the intermediate and the weighted sum, nothing else."""
+        return Arithmetic(intermediate=shape.row_format, power_of_two_scales=shape.power_of_two_scales)
+
+    def prepare(self, shape: ExpertShape, layout: Layout, weights: ExpertWeights) -> None:
+        """Takes workspaces and describes the weights to the copy engine; kernels are compiled by the first run."""
+        import torch
+        import triton
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        self._shape, self._tiles = shape, replace(default_tiles(shape), **self._asked)
+        tiles, device = self._tiles, weights.copies[0].gate_up.device
+        self._version = f"triton {triton.__version__}"
+        self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+        self._fp8 = shape.weight_format is WeightFormat.FP8
+        self._element = torch.float8_e4m3fn if self._fp8 else torch.bfloat16
+        self._block_k = width = 128 if self._fp8 else 64  # one swizzle of shared memory
+        experts, hidden, inter = shape.num_local_experts, shape.hidden, shape.intermediate
+        self._units = self._sms * tiles.per_sm
+        self._index = PairIndex(shape, tiles.block_t, device, column_blocks=inter // tiles.block_n, units=self._units)
+        places = self._index.max_tiles * tiles.block_t
+        floats = {"dtype": torch.float32, "device": device}
+        self._h = torch.zeros((places, inter), dtype=self._element, device=device)
+        self._h_scale = torch.zeros((places, inter // 128 if self._fp8 else 1), **floats)
+        self._gate_up_part = torch.empty((2 * self._units, 2 * tiles.block_n * tiles.block_t), **floats)
+        self._arrivals = torch.zeros(2 * self._units, dtype=torch.int32, device=device)
+        self._down_part = torch.empty((places, hidden), **floats)
+
+        def described(tensor: "torch.Tensor", block_rows: int) -> Any:
+            return TensorDescriptor.from_tensor(tensor, [block_rows, width])
+
+        self._h_desc = described(self._h, tiles.block_t)
+        self._copies = [
+            (
+                described(copy.gate_up.view(experts * 2 * inter, hidden), tiles.block_n),
+                copy.gate_up if copy.gate_up_scales is None else copy.gate_up_scales,
+                described(copy.down.view(experts * hidden, inter), tiles.down_block_n),
+                copy.down if copy.down_scales is None else copy.down_scales,
+            )
+            for copy in weights.copies
+        ]
+
+    def run(self, rows: ExpertRows, weights_copy: int = 0) -> None:
+        """See `ExpertCompute`."""
+        from epcross.kernels.experts.gather.gemm_kernels import down_kernel, finish_kernel, gate_up_kernel
+
+        assert isinstance(rows, RankMajorRows)
+        shape, tiles, index = self._shape, self._tiles, self._index
+        first, second = rows.sets[0], rows.sets[-1]
+        w1, w1_scale, w2, w2_scale = self._copies[weights_copy % len(self._copies)]
+        x = first.rows.view(self._element)
+        x_delta = apart(first.rows, second.rows) // self._element.itemsize
+        x_scale = first.scales.view(self._h_scale.dtype) if self._fp8 else self._h_scale
+        epoch, num_rows = epoch_of(rows, index.schedule), rows.capacity_rows
+        dependent = not interpreted()  # a kernel is brought up while the one before it ends
+        launch: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+        same: dict[str, Any] = {
+            "H": shape.hidden, "K": shape.top_k, "BLOCK_T": tiles.block_t, "PDL": dependent, **launch,
+        }  # fmt: skip
+        product = {
+            **same, "I": shape.intermediate, "FP8": self._fp8, "BLOCK_K": self._block_k,
+            "TWO_SETS": len(rows.sets) == 2,
+        }  # fmt: skip
+        index.fill(rows, pdl=dependent)
+        gate_up_kernel[(self._units,)](
+            w1, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4, x_scale.stride(0),
+            epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
+            self._h, self._h_scale, self._gate_up_part, self._arrivals,
+            POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, num_warps=tiles.warps,
+            num_stages=tiles.stages, **product,
+        )  # fmt: skip
+        down_kernel[(self._sms * tiles.down_per_sm,)](
+            w2, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
+            first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
+            index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
+            BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **product,
+        )  # fmt: skip
+        finish_kernel[(self._sms * 4,)](
+            index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,
+            rows.out.stride(0), index.max_tiles, BLOCK_N=1024, num_warps=4, **same,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Wait for the device, and see that everything had a place.
+
+        Raises:
+            DoesNotFit: a run had more selections than `max_selections` of the shape promised.
+        """
+        if dropped := self._index.dropped():
+            raise DoesNotFit(
+                f"{dropped} tiles of {self._tiles.block_t} selections found no place: more than"
+                f" max_selections={self._shape.selections_bound} came; raise it, or leave it out"
+            )
+
+    def describe(self) -> ComputeDescription:
+        """Triton, and how the work is cut."""
+        names = ("index_kernel", "gate_up_kernel", "down_kernel", "finish_kernel")
+        options = {name: str(value) for name, value in asdict(self._tiles).items()}
+        return ComputeDescription(version=self._version, kernels=names, options=options)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Index, intermediate, and sums that are not finished."""
+        buffers = (self._h, self._h_scale, self._gate_up_part, self._arrivals, self._down_part)
+        return self._index.nbytes + sum(buffer.nbytes for buffer in buffers)
+
+    def release(self) -> None:
+        """Lets go of workspaces and weights."""
+        self._copies = []
+        del self._index, self._h_desc, self._h, self._h_scale, self._gate_up_part, self._arrivals, self._down_part

@@ -1,0 +1,282 @@
+"""What experts must give: float64 over the operands as quantised, the re-quantised intermediate included.
+
+Re-quantising is a step function, and an accumulator that loses little may land on the other side of a step. So the
+oracle rounds where an implementation says that it rounds (`Arithmetic`), and looks at both ends of what an accumulator
+may lose: ACCUMULATOR_LOSS times the root mean square of the row's products, up or down, in gate and up. Where the
+re-quantised intermediate differs between those ends, either is right: the differences are carried through GEMM2 as
+independent errors, and their sum of squares is allowed (`Expected.slack`). Everything else is judged against a plain
+grouped GEMM: fp32 products over the same operands with the same roundings, summed and rounded to bf16 as a rank's
+partial is. A token is right if the 2-norm of its error is at most twice the plain one's, slack aside, and so is each
+128 of its columns.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epcross.kernels.experts.formats import FP8_BLOCK, Arithmetic, ExpertShape
+from epcross.kernels.experts.quantise import E4M3_MAX
+from epcross.kernels.experts.rows import ExpertMajorRows, RankMajorRows
+from epcross.kernels.experts.weights import WeightCopy, decoded, matrix
+from epcross.kernels.formats import RowFormat
+
+if TYPE_CHECKING:
+    import torch
+
+Expert = "tuple[torch.Tensor, torch.Tensor]"
+
+ACCUMULATOR_LOSS = {RowFormat.BF16: 2.0**-18, RowFormat.FP8: 2.0**-11}
+"""By the format of rows: what a tensor core may lose of a sum, as a share of a typical sum.
+
+bf16 products are added in about fp32. For fp8, Hopper adds the products of 32 values with some 13 bits below the
+largest of them, which for 128 random terms comes to 2**-12 of the sum; twice that is allowed.
+"""
+
+TIMES_PLAIN = 2.0
+_COLUMNS = 128  # judged by themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Of n tokens."""
+
+    value: "torch.Tensor"  # float64 [n, hidden]
+    plain: "torch.Tensor"  # bf16 [n, hidden]: what a plain grouped GEMM gives
+    slack: "torch.Tensor"  # float64 [n, hidden]: squares of differences that re-quantisation may make either way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """One verdict for each token."""
+
+    right: "torch.Tensor"  # bool [n]
+    error: "torch.Tensor"  # float64 [n]: 2-norm of the error, as a share of the value's
+    times_plain: "torch.Tensor"  # float64 [n]: the error as a multiple of the plain one's
+    times_allowed: "torch.Tensor"  # float64 [n]: above 1 is wrong, over the whole token or 128 of its columns
+
+    @property
+    def ok(self) -> bool:
+        """Whether every token is right."""
+        return bool(self.right.all())
+
+    def sentence(self) -> str:
+        """How many are wrong, and the worst."""
+        if not len(self.right):
+            return "no tokens"
+        worst = int(self.times_allowed.argmax())
+        return (
+            f"{int((~self.right).sum())} of {len(self.right)} tokens wrong; the worst, {worst}, is off by"
+            f" {float(self.error[worst]):.2e} of its norm, {float(self.times_plain[worst]):.2f} times a plain grouped"
+            f" GEMM and {float(self.times_allowed[worst]):.2f} times what is allowed"
+        )
+
+
+def expected(
+    values: "torch.Tensor",
+    ids: "torch.Tensor",
+    weights: "torch.Tensor",
+    *,
+    expert: "Callable[[int], Expert]",
+    slots: Iterable[int],
+    row_format: RowFormat,
+    arithmetic: Arithmetic,
+    slots_per_rank: int = 0,
+) -> Expected:
+    """What the experts in `slots` make of n tokens: their weighted outputs, added. Waits for the device.
+
+    Args:
+        values: float64 [n, hidden]: rows as quantised, decoded.
+        ids: int [n, top_k]; slots that are not among `slots` count for nothing.
+        weights: fp32 [n, top_k].
+        expert: gate_up [2 * intermediate, hidden] and down [hidden, intermediate] of a slot, float64, as quantised.
+        slots: ascending.
+        row_format: how rows came, which says what accumulators lose.
+        arithmetic: where the implementation rounds.
+        slots_per_rank: slots of a rank, whose partials are rounded to bf16 before they are added; 0 = all are one rank.
+    """
+    import torch
+
+    shape, device = values.shape, values.device
+    value, slack = (torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(2))
+    total, partial = (torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2))
+    rank = 0
+    for slot in slots:
+        if slots_per_rank and slot // slots_per_rank != rank:
+            total, partial, rank = total + _rounded(partial), torch.zeros_like(partial), slot // slots_per_rank
+        row, selection = (ids == slot).nonzero(as_tuple=True)
+        if not len(row):
+            continue
+        gate_up, down = expert(slot)
+        weight = weights[row, selection].double()[:, None]
+        inner, outer = (weight, torch.ones_like(weight)) if arithmetic.weight_first else (1.0, weight)
+        made, spread = _intermediate(values[row] @ gate_up.T, inner, row_format, arithmetic)
+        value.index_add_(0, row, made @ down.T * outer)
+        slack.index_add_(0, row, (spread**2) @ (down**2).T * outer**2)
+        plain, _ = _intermediate((values[row].float() @ gate_up.float().T).double(), inner, None, arithmetic)
+        output = plain.float() @ down.float().T
+        if arithmetic.output_rounded:
+            output = _rounded(output)
+        partial.index_add_(0, row, output * outer.float())
+    return Expected(value=value, plain=(total + _rounded(partial)).to(torch.bfloat16), slack=slack)
+
+
+def judge(out: "torch.Tensor", wanted: Expected) -> Judgement:
+    """Judge bf16 [n, hidden]; see the head of this file for the rule."""
+    import torch
+
+    error = _squares(out.double() - wanted.value)
+    plain = _squares(wanted.plain.double() - wanted.value)
+    slack = _columns(wanted.slack).sum(-1)
+    allowed = TIMES_PLAIN**2 * plain.sum(1) + slack.sum(1)
+    fair = TIMES_PLAIN**2 * torch.maximum(plain, plain.mean(1, keepdim=True)) + 2 * slack
+    ratio = torch.maximum(_over(error.sum(1), allowed), _over(error, fair).amax(1)).sqrt()
+    ratio = torch.where(ratio.isnan(), torch.inf, ratio)
+    norm = _squares(wanted.value).sum(1)
+    return Judgement(
+        right=ratio <= 1,
+        error=_over(error.sum(1), norm).sqrt(),
+        times_plain=_over(error.sum(1), plain.sum(1)).sqrt(),
+        times_allowed=ratio,
+    )
+
+
+def expected_of_rows(
+    shape: ExpertShape, copy: WeightCopy, rows: RankMajorRows | ExpertMajorRows, arithmetic: Arithmetic
+) -> "tuple[torch.Tensor, Expected]":
+    """What a rank's experts must write for `rows` as they lie now. Waits for the device.
+
+    Returns:
+        The places of `out.flatten(0, -2)` that must be written, int64 [n], and what must be there.
+    """
+    import torch
+
+    if isinstance(rows, RankMajorRows):
+        number = rows.set_index()
+        one = rows.sets[number]
+        ids = torch.where(rows.present(number)[:, None], one.ids, -1)
+        data, scales, weights = one.rows, one.scales, one.weights
+    else:
+        experts, capacity = rows.rows.shape[:2]
+        slot = torch.arange(experts, device=rows.out.device, dtype=torch.int32)[:, None] + shape.first_slot
+        here = torch.arange(capacity, device=rows.out.device)[None, :] < rows.counts[:, None]
+        ids = torch.where(here, slot, -1).reshape(-1, 1)
+        data, scales = rows.rows.flatten(0, 1), rows.scales.flatten(0, 1)
+        weights = torch.ones(ids.shape, dtype=torch.float32, device=ids.device)
+    place = ((ids >= shape.first_slot) & (ids <= shape.last_slot)).any(1).nonzero()[:, 0]
+    return place, expected(
+        row_values(shape.row_format, data[place], scales[place]),
+        ids[place],
+        weights[place],
+        expert=stored_experts(shape, copy),
+        slots=range(shape.first_slot, shape.last_slot + 1),
+        row_format=shape.row_format,
+        arithmetic=arithmetic,
+    )
+
+
+def stored_experts(shape: ExpertShape, copy: WeightCopy) -> "Callable[[int], Expert]":
+    """The experts of a rank, by slot, from its weights."""
+    import torch
+
+    def expert(slot: int) -> "Expert":
+        at = slot - shape.first_slot
+        gate_up_scales, down_scales = (None if s is None else s[at] for s in (copy.gate_up_scales, copy.down_scales))
+        return (
+            decoded(shape.weight_format, copy.gate_up[at], gate_up_scales, torch.float64),
+            decoded(shape.weight_format, copy.down[at], down_scales, torch.float64),
+        )
+
+    return expert
+
+
+def made_experts(shape: ExpertShape, seed: int, device: "torch.device | str") -> "Callable[[int], Expert]":
+    """Any expert of the model, by slot, made anew: what a rank needs to judge its own tokens."""
+    import torch
+
+    def expert(slot: int) -> "Expert":
+        both = (matrix(shape, seed, which, slot, device) for which in range(2))
+        gate_up, down = (decoded(shape.weight_format, *one, torch.float64) for one in both)
+        return gate_up, down
+
+    return expert
+
+
+def row_values(row_format: RowFormat, rows: "torch.Tensor", scales: "torch.Tensor") -> "torch.Tensor":
+    """float64 [n, hidden] of rows (uint8 [n, row_bytes]) and scales (bytes, or fp32) of bf16 or fp8."""
+    import torch
+
+    if row_format is RowFormat.BF16:
+        return rows.view(torch.bfloat16).double()
+    scale = scales.contiguous().view(torch.float32)[:, : rows.shape[1] // FP8_BLOCK]
+    return rows.view(torch.float8_e4m3fn).double() * scale.double().repeat_interleave(FP8_BLOCK, 1)
+
+
+def requantised(values: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor":
+    """float64 [n, columns] to the format of the intermediate and back."""
+    import torch
+
+    if arithmetic.intermediate is RowFormat.BF16:
+        return values.to(torch.bfloat16).double()
+    block = 32 if arithmetic.intermediate is RowFormat.MXFP8 else arithmetic.scale_block
+    parts = values.unflatten(1, (-1, block))
+    largest = parts.abs().amax(-1, keepdim=True).float()
+    if arithmetic.intermediate is RowFormat.MXFP8:  # the power of two that the MX standard says, with saturation
+        scale = torch.exp2((torch.frexp(largest)[1] - 9).double())
+    else:
+        scale = (largest / E4M3_MAX).double()
+        if arithmetic.power_of_two_scales:
+            scale = torch.exp2(torch.log2(scale).ceil())
+    scale = torch.where(largest > 0, scale, 1.0)
+    codes = (parts / scale).clamp(-E4M3_MAX, E4M3_MAX).float().to(torch.float8_e4m3fn)
+    return (codes.double() * scale).flatten(1)
+
+
+def _intermediate(
+    gate_up: "torch.Tensor", weight: "torch.Tensor | float", row_format: RowFormat | None, arithmetic: Arithmetic
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """The re-quantised intermediate [n, I] of float64 products [n, 2 * I]; how far it may differ, if rows are named."""
+    import torch
+
+    def after(gate: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor":
+        if arithmetic.gate_up_rounded:
+            gate, up = (side.to(torch.bfloat16).double() for side in (gate, up))
+        return requantised(torch.nn.functional.silu(gate) * up * weight, arithmetic)
+
+    gate, up = gate_up.chunk(2, 1)
+    middle = after(gate, up)
+    if row_format is None:
+        return middle, torch.zeros_like(middle)
+    lost = ACCUMULATOR_LOSS[row_format]
+    low, high = middle, middle
+    by_gate, by_up = (lost * side.square().mean(1, keepdim=True).sqrt() for side in (gate, up))
+    for gate_sign in (-1, 1):
+        for up_sign in (-1, 1):
+            corner = after(gate + gate_sign * by_gate, up + up_sign * by_up)
+            low, high = torch.minimum(low, corner), torch.maximum(high, corner)
+    return middle, high - low
+
+
+def _rounded(values: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    return values.to(torch.bfloat16).float()
+
+
+def _columns(values: "torch.Tensor") -> "torch.Tensor":
+    """[n, blocks, 128], the last padded with zeros."""
+    import torch
+
+    missing = -values.shape[1] % _COLUMNS
+    return torch.nn.functional.pad(values, (0, missing)).unflatten(1, (-1, _COLUMNS))
+
+
+def _squares(values: "torch.Tensor") -> "torch.Tensor":
+    """Sums of squares over each 128 columns, [n, blocks]."""
+    return _columns(values).square().sum(-1)
+
+
+def _over(part: "torch.Tensor", whole: "torch.Tensor") -> "torch.Tensor":
+    """The quotient; 0 / 0 is 0."""
+    import torch
+
+    return torch.where(part == 0, torch.zeros_like(part), part / whole)

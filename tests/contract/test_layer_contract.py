@@ -1,0 +1,86 @@
+"""The contract of layers: the stand-in in one process, and adapters of libraries against their imitations."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; make torch")
+
+from tests._torch_layer import PlainExperts, layer
+from tests.contract.threads import on_ranks
+from tests.fakes.deep_ep import install_deep_ep
+from tests.fakes.flashinfer import install_flashinfer
+from tests.fakes.world import problems
+
+from epcross.harness.backends import deepep_ll, deepep_normal
+from epcross.harness.backends.layer_deepep import LayerDeepEPLowLatency, LayerDeepEPNormal, LayerDeepEPV2
+from epcross.harness.backends.layer_flashinfer import LayerFlashInfer
+from epcross.harness.terms import BackendKind, Domain, Sharing
+from epcross.harness.verification.contract import refusal, run_case
+from epcross.harness.verification.layer_contract import HIDDEN, LayerVisit, suite
+
+INSTALL = {
+    LayerDeepEPV2: install_deep_ep,
+    LayerDeepEPNormal: install_deep_ep,
+    LayerDeepEPLowLatency: install_deep_ep,
+    LayerFlashInfer: install_flashinfer,
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(deepep_ll, "HIDDEN", (HIDDEN,))
+    monkeypatch.setattr(deepep_ll, "MAX_TOP_K", 99)
+    monkeypatch.setattr(deepep_normal, "RANKS", (2, 3))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_one_launch():
+    return [
+        replace(case, point=replace(case.point, domain=Domain.SHARED_GPU, sharing=Sharing.ONE_LAUNCH))
+        for case in suite(BackendKind.LAYER, 2, "torch_layer", compute="plain_experts")
+    ]
+
+
+@pytest.mark.parametrize("case", in_one_launch(), ids=lambda case: case.name)
+def test_the_stand_in_passes(case):
+    assert refusal(layer, case) is None
+    (found,) = on_ranks(1, lambda group: run_case(layer, case, group, 30, visit_type=LayerVisit))
+    assert found == []
+
+
+def visited(backend, name, compute=PlainExperts):
+    case = next(c for c in suite(BackendKind.LAYER, 2, backend.name, compute="plain_experts") if c.name == name)
+    case = replace(case, point=replace(case.point, domain=Domain.NVLINK))
+
+    def make():
+        made = backend(backend.option_defaults())
+        made.use_compute(compute)
+        return made
+
+    if refused := make().unsupported(case.point):
+        return [f"unsupported: {refused}"]
+    return problems(make, case, 2, LayerVisit)
+
+
+@pytest.mark.parametrize("backend", INSTALL, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("name", ["ragged_bf16_bf16", "rotated_fp8_fp8", "masked_ids_fp8_fp4"])
+def test_layers_around_other_exchanges(backend, name, monkeypatch):
+    INSTALL[backend](monkeypatch)
+    assert visited(backend, name) == []
+
+
+class DropsAnExpert(PlainExperts):
+    def _made(self, matrices, expert, rows, scales):
+        made = super()._made(matrices, expert, rows, scales)
+        return made * 0 if expert == 1 else made
+
+
+@pytest.mark.parametrize("backend", INSTALL, ids=lambda backend: backend.name)
+def test_a_dropped_expert_is_found_behind_any_exchange(backend, monkeypatch):
+    INSTALL[backend](monkeypatch)
+    found = visited(backend, "plain_fp8_fp8", DropsAnExpert)
+    assert any("tokens wrong" in text for text in found), found

@@ -1,0 +1,171 @@
+"""A whole unit of a layer, without a GPU: verified, timed, and told what is wrong with it."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")
+
+from tests._torch_layer import PlainExperts, layer, layer_point
+from tests.contract.threads import on_ranks
+from tests.unit.test_gpu_unit import CONTEXT, TIMING, CpuSession
+
+from epcross.harness.measuring.layer_timing import LayerTimer
+from epcross.harness.measuring.measure import measure_unit
+from epcross.harness.point import Unit
+from epcross.harness.record import UnitResult
+from epcross.harness.storing.rows import check_record
+from epcross.harness.terms import Regime, RowFormat
+from epcross.kernels.experts.formats import WeightFormat
+from epcross.kernels.experts.torch_grouped import TorchGrouped
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Matrices are tiny; threads that wait for each other are not."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+FEW = replace(TIMING, seeds=1, chains=2, min_pairs=2, max_pairs=4, iterations=2, warmup_pairs=1)
+FP8 = {"dispatch_format": RowFormat.FP8, "weight_format": WeightFormat.FP8}
+
+
+class LayerSession(CpuSession):
+    def _make_timer(self):
+        timer = super()._make_timer()
+        return LayerTimer(self.device, timer._group, graph=self.backend.graph)
+
+
+def measure(backend, session=LayerSession, **point) -> UnitResult:
+    unit = Unit(point=layer_point(**point), launch=0)
+    (result,) = on_ranks(
+        1, lambda group: measure_unit(backend, unit, FEW, group, CONTEXT, lambda stage: None, session_type=session)
+    )
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+@pytest.mark.parametrize("formats", [{}, FP8], ids=["bf16", "fp8"])
+def test_a_layer_is_verified_and_timed(regime, formats):
+    result = measure(layer(), regime=regime, **formats)
+    phases = {"steady": ["layer", "layer_comm"], "entry": ["layer"], "spans": ["combine", "dispatch", "layer", "layer_comm"]}
+    assert sorted({record.phase for record in result.records}) == phases[regime]
+    for record in result.records:
+        assert check_record(record) == []
+        if record.phase != "layer_comm":  # on a CPU that runs both at once the difference may be of either sign
+            assert (record.status, record.reason) == ("ok", None)
+        assert (record.kind, record.compute, record.compute_version) == ("layer", "plain_experts", "1")
+        assert record.verified_rounds == 1 + FEW.sets + 1
+        assert 0 < record.error_ratio <= 2
+        assert record.boundary is not None
+        assert ("quantise" in record.boundary.split()) == (bool(formats) and record.phase in ("layer", "dispatch"))
+
+
+def test_rows_say_what_the_experts_had_to_do():
+    record = measure(layer()).records[0]
+    assert record.experts_hit == 2.0  # all 8 slots of 4 ranks, by 15 tokens of 3 selections each
+    assert record.expert_weight_bytes == 2 * 3 * 128 * 128 * 2
+    assert record.tokens_per_expert_mean == pytest.approx(15 * 3 / 8)
+    assert record.tokens_per_expert_min >= 1
+    assert record.tokens_per_expert_max > record.tokens_per_expert_mean
+
+
+def test_torchs_grouped_product_is_a_layer_too():
+    assert {record.status for record in measure(layer(TorchGrouped)).records if record.phase == "layer"} == {"ok"}
+
+
+def test_without_staging_nothing_is_quantised_in_the_window():
+    result = measure(layer(staging=False), **FP8)
+    assert {r.status for r in result.records if r.phase == "layer"} == {"ok"}
+    assert all("quantise" not in (record.boundary or "") for record in result.records)
+
+
+class DropsAnExpert(PlainExperts):
+    """A rank leaves its first expert out."""
+
+    def ids_of(self, rows):
+        ids = super().ids_of(rows)
+        return torch.where(ids == 2, -1, ids)
+
+
+class SwapsWeights(PlainExperts):
+    """Two experts of a rank stand in for each other in GEMM1."""
+
+    def changed(self, copy):
+        return replace(copy, gate_up=copy.gate_up.flip(0), gate_up_scales=copy.gate_up_scales.flip(0))
+
+
+class StaleScale(PlainExperts):
+    """One scale of one block is that of its neighbour."""
+
+    def changed(self, copy):
+        scales = copy.down_scales.clone()
+        scales[0, 0, 0] = scales[1, 0, 0]
+        return replace(copy, down_scales=scales)
+
+
+class StaleRoutingWeight(PlainExperts):
+    """Weights of a token are shifted by one."""
+
+    def weights_of(self, rows):
+        return super().weights_of(rows).roll(1, dims=1)
+
+
+@pytest.mark.parametrize("broken", [DropsAnExpert, SwapsWeights, StaleScale, StaleRoutingWeight])
+@pytest.mark.parametrize("size", [{}, {"tokens": (40, 33), "hidden": 256}], ids=["small", "larger"])
+def test_a_broken_layer_is_incorrect(broken, size):
+    records = measure(layer(broken), **FP8, **size).records
+    assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "verify_before")}
+    assert "tokens wrong" in (records[0].reason or "")
+
+
+def test_experts_that_are_idle_while_timed_are_incorrect():
+    """Right while they are checked; in a timed series the outputs of before would stand, were they not poisoned."""
+
+    class Idle(PlainExperts):
+        timed = False
+
+        def run(self, rows, weights_copy=0):
+            if not Idle.timed:
+                super().run(rows, weights_copy)
+
+    class Session(LayerSession):
+        def _time(self, seed, timed):
+            assert self.timer is not None
+            series = self.timer.series
+
+            def idle(*given, **named):
+                Idle.timed = True
+                return series(*given, **named)
+
+            self.timer.series = idle
+            return super()._time(seed, timed)
+
+    records = measure(layer(Idle), session=Session).records
+    assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
+    assert "in a timed series" in (records[0].reason or "")
+
+
+def test_a_layer_in_place_that_does_nothing_is_incorrect():
+    """It would make all of the layer look like communication."""
+    made = layer()
+
+    class Session(LayerSession):
+        def _time(self, seed, timed):
+            self.ranks.stage_timed(timed)
+            assert self.timer is not None
+            series = self.timer.series
+
+            def idle(*given, **named):
+                made.in_place = lambda set_index: None
+                return series(*given, **named)
+
+            self.timer.series = idle
+            return super()._time(seed, timed)
+
+    records = measure(made, session=Session).records
+    assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
+    assert "in place in a timed series" in (records[0].reason or "")
