@@ -1,5 +1,5 @@
-"""The expert stage of one rank alone, on one GPU: rank 0's share of a group's routing, on rows that lie where an exchange
-would have left them.
+"""The expert stage of one rank alone, on one GPU: rank 0's share of a group's routing, on rows that lie where an
+exchange would have left them.
 
     rank_major     [source rank, its token] with a header for each, as our exchange lands rows; weighted sums come out
     expert_major   [expert, place] with a count for each; outputs come out one by one, and whoever combines weights them

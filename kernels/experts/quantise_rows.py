@@ -18,11 +18,12 @@ def quantise_rows(x: "Tensor", rows: "Tensor", scales: "Tensor") -> None:
         rows.copy_(codes)
         scales.copy_(made)
         return
-    from epcross.kernels.experts.gather.quantise_kernels import quantise_kernel  # type: ignore[import-not-found]
+    from epcross.kernels.experts.gather.index import on
+    from epcross.kernels.experts.gather.quantise_kernels import quantise_kernel
 
     tokens, hidden = x.shape
     if tokens:
-        quantise_kernel[(tokens, -(-hidden // (FP8_BLOCK * _BLOCKS)))](
+        on(quantise_kernel, tokens, -(-hidden // (FP8_BLOCK * _BLOCKS)))(
             x, x.stride(0), rows, rows.stride(0), scales, scales.stride(0), H=hidden, BLOCKS=_BLOCKS,
             POWER_OF_TWO=False,
         )  # fmt: skip
