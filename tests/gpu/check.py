@@ -20,6 +20,9 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
+    layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
+    layer_smoke sweeps/layer_smoke.yaml          every layer once, two GPUs                   about 8 minutes
+    layer       sweeps/layer_h200x2.yaml         two GPUs, fp8, 32 experts a rank; LAYER_WORDS may say otherwise
     resume      goes on with the runs of baselines that lie in FOLDER/runs, as on a machine lent anew
 
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
@@ -44,6 +47,7 @@ from peers import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/gpu/config"
+LAYER_WORDS = "model.num_experts=64 dispatch_format=fp8 tokens_per_rank=1,8,32,128,512,2048 timing.launches=1"
 PEERS = (
     *(
         "flashinfer_one_sided",
@@ -99,6 +103,14 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
         "peers_entry": [sweep("baselines_nvlink", "regime=entry", "timing.wall_limit_s=120")],
         "peers_mps": [sweep("baselines_mps")],
+        "layer_one": [
+            sweep("layer_one_gpu"),
+            *([*epcross, "check", "backend=layer_onesided", f"compute={name}"] for name in ("gather_gemm", "deepgemm")),
+        ],
+        "layer_smoke": [[*epcross, "backends"], sweep("layer_smoke", "timing.wall_limit_s=150")],
+        "layer": [
+            sweep("layer_h200x2", *shlex.split(os.environ.get("LAYER_WORDS", LAYER_WORDS))),
+        ],
         "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-baselines_*"))],
     }
 

@@ -12,8 +12,7 @@ from epcross.kernels.experts.flashinfer import FlashInferMoe
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather_gemm import GatherGemm
 from epcross.kernels.experts.landing import ExpertMajorLanding, RankMajorLanding
-from epcross.kernels.experts.quantise import quantise_fp8_rows
-from epcross.kernels.experts.quantise_rows import quantise_rows
+from epcross.kernels.experts.quantise import quantise_fp8_rows, quantise_rows
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 from epcross.kernels.experts.weights import ExpertWeights, make_weights
 from epcross.kernels.formats import RowFormat
