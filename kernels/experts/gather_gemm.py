@@ -75,7 +75,7 @@ class GatherGemm(ExpertCompute):
         wrong = [name for name in ("hidden", "intermediate") if getattr(shape, name) % 128]
         if wrong:
             return f"{wrong[0]}={getattr(shape, wrong[0])} is not a multiple of 128, the width of a tile"
-        if shape.capacity_rows * max(shape.top_k, shape.num_local_experts) >= 1 << 30:
+        if shape.capacity_rows * max(shape.top_k, shape.num_local_experts, shape.hidden // 2) >= 1 << 31:
             return f"capacity_rows={shape.capacity_rows} is more than its 32-bit index holds"
         return None
 
@@ -102,7 +102,7 @@ class GatherGemm(ExpertCompute):
         places = self._index.max_tiles * tiles.block_t
         floats = {"dtype": torch.float32, "device": device}
         self._h = torch.zeros((places, inter), dtype=self._element, device=device)
-        self._h_scale = torch.zeros((places, inter // 128 if self._fp8 else 1), **floats)
+        self._h_scale = torch.zeros((inter // 128 if self._fp8 else 1, places), **floats)
         self._gate_up_part = torch.empty((2 * self._units, 2 * tiles.block_n * tiles.block_t), **floats)
         self._arrivals = torch.zeros(2 * self._units, dtype=torch.int32, device=device)
         self._down_part = torch.empty((places, hidden), **floats)
