@@ -1,12 +1,12 @@
 """Grouped GEMMs that read rank-major rows in place, in Triton (gather/): the host side."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from epcross.kernels.errors import DoesNotFit
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
-from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, interpreted, triton_missing
+from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, interpreted, on, triton_missing
 from epcross.kernels.experts.rows import ExpertRows, RankMajorRows
 from epcross.kernels.experts.weights import ExpertWeights
 from epcross.kernels.formats import RowFormat
@@ -38,8 +38,8 @@ def default_tiles(shape: ExpertShape) -> Tiles:
     if expected <= 10:
         return Tiles(block_t=16)
     if expected <= 24:
-        return Tiles(block_t=32)
-    return Tiles(block_t=64, warps=8, per_sm=1, down_stages=4, down_warps=8, down_per_sm=1)
+        return Tiles(block_t=32, stages=4, warps=8, per_sm=1, down_stages=5)
+    return Tiles(block_t=64, stages=4, warps=8, per_sm=1, down_stages=4, down_warps=8, down_per_sm=1)
 
 
 class GatherGemm(ExpertCompute):
@@ -47,8 +47,13 @@ class GatherGemm(ExpertCompute):
 
     name: ClassVar[str] = "gather_gemm"
 
-    def __init__(self, tiles: Tiles | None = None) -> None:
-        self._wanted = tiles
+    def __init__(
+        self, block_t: int = 0, block_n: int = 0, stages: int = 0, warps: int = 0, per_sm: int = 0,
+        down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
+    ) -> None:  # fmt: skip
+        """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
+        given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
+        self._asked = {name: int(value) for name, value in given.items() if value}
 
     def unavailable(self) -> str | None:
         """Needs Triton and compute capability 9.0."""
@@ -65,6 +70,8 @@ class GatherGemm(ExpertCompute):
                 f"serves bf16 rows with bf16 weights and fp8 with fp8, not {shape.row_format} rows with"
                 f" {shape.weight_format} weights"
             )
+        if shape.row_format is RowFormat.FP8 and self._asked.get("block_n", 128) != 128:
+            return f"block_n={self._asked['block_n']} must be 128 for fp8: the columns that share a scale"
         wrong = [name for name in ("hidden", "intermediate") if getattr(shape, name) % 128]
         if wrong:
             return f"{wrong[0]}={getattr(shape, wrong[0])} is not a multiple of 128, the width of a tile"
@@ -82,7 +89,7 @@ class GatherGemm(ExpertCompute):
         import triton
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        self._shape, self._tiles = shape, self._wanted or default_tiles(shape)
+        self._shape, self._tiles = shape, replace(default_tiles(shape), **self._asked)
         tiles, device = self._tiles, weights.copies[0].gate_up.device
         self._version = f"triton {triton.__version__}"
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -95,7 +102,7 @@ class GatherGemm(ExpertCompute):
         places = self._index.max_tiles * tiles.block_t
         floats = {"dtype": torch.float32, "device": device}
         self._h = torch.zeros((places, inter), dtype=self._element, device=device)
-        self._h_scale = torch.empty((places, inter // 128 if self._fp8 else 1), **floats)
+        self._h_scale = torch.zeros((places, inter // 128 if self._fp8 else 1), **floats)
         self._gate_up_part = torch.empty((2 * self._units, 2 * tiles.block_n * tiles.block_t), **floats)
         self._arrivals = torch.zeros(2 * self._units, dtype=torch.int32, device=device)
         self._down_part = torch.empty((places, hidden), **floats)
@@ -136,20 +143,20 @@ class GatherGemm(ExpertCompute):
             "TWO_SETS": len(rows.sets) == 2,
         }  # fmt: skip
         index.fill(rows, pdl=dependent)
-        gate_up_kernel[(self._units,)](
+        on(gate_up_kernel, self._units)(
             w1, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4, x_scale.stride(0),
             epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
             self._h, self._h_scale, self._gate_up_part, self._arrivals,
             POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, num_warps=tiles.warps,
             num_stages=tiles.stages, **product,
         )  # fmt: skip
-        down_kernel[(self._sms * tiles.down_per_sm,)](
+        on(down_kernel, self._sms * tiles.down_per_sm)(
             w2, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
             first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
             index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
             BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **product,
         )  # fmt: skip
-        finish_kernel[(self._sms * 4,)](
+        on(finish_kernel, self._sms * 4)(
             index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,
             rows.out.stride(0), index.max_tiles, BLOCK_N=1024, num_warps=4, **same,
         )  # fmt: skip

@@ -83,12 +83,12 @@ def quantise_rows(
         rows.copy_(codes)
         scales.copy_(made)
         return
+    from epcross.kernels.experts.gather.index import on
     from epcross.kernels.experts.gather.quantise_kernels import quantise_kernel
 
     tokens, hidden = x.shape
     if tokens:
-        grid = (tokens, -(-hidden // (FP8_BLOCK * _BLOCKS)))
-        quantise_kernel[grid](
+        on(quantise_kernel, tokens, -(-hidden // (FP8_BLOCK * _BLOCKS)))(
             x, x.stride(0), rows, rows.stride(0), scales, scales.stride(0), H=hidden, BLOCKS=_BLOCKS,
             POWER_OF_TWO=power_of_two, num_warps=4,
         )  # fmt: skip

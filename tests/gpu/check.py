@@ -20,6 +20,8 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
+    experts     tests/gpu/test_experts.py, then tests/benchmark/gpu_experts.py with EXPERT_WORDS, about 4 minutes
+    experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise
     layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
     layer_smoke sweeps/layer_smoke.yaml          every layer once, two GPUs                   about 8 minutes
     layer       sweeps/layer_h200x2.yaml         two GPUs, fp8, 32 experts a rank; LAYER_WORDS may say otherwise
@@ -48,6 +50,7 @@ from peers import prepare
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/gpu/config"
 LAYER_WORDS = "model.num_experts=64 dispatch_format=fp8 tokens_per_rank=1,8,32,128,512,2048 timing.launches=1"
+EXPERT_WORDS = "--formats fp8 --limit-s 200"
 PEERS = (
     *(
         "flashinfer_one_sided",
@@ -103,6 +106,17 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
         "peers_entry": [sweep("baselines_nvlink", "regime=entry", "timing.wall_limit_s=120")],
         "peers_mps": [sweep("baselines_mps")],
+        "experts": [
+            [*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"],
+            [
+                *python,
+                "tests/benchmark/gpu_experts.py",
+                "--out",
+                str(out / "experts.jsonl"),
+                *shlex.split(os.environ.get("EXPERT_WORDS", EXPERT_WORDS)),
+            ],
+        ],
+        "experts_sweep": [sweep("experts_h200", *shlex.split(os.environ.get("EXPERT_SWEEP_WORDS", "")))],
         "layer_one": [
             sweep("layer_one_gpu"),
             *([*epcross, "check", "backend=layer_onesided", f"compute={name}"] for name in ("gather_gemm", "deepgemm")),

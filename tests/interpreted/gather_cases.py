@@ -1,0 +1,214 @@
+"""The kernels of `gather_gemm`, and those around DeepGEMM's products, run by Triton's interpreter on the CPU.
+
+`tests/unit/test_interpreted.py` runs this file, in a process of its own.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from epcross.kernels.errors import DoesNotFit
+from epcross.kernels.experts import oracle
+from epcross.kernels.experts.compute import ExpertCompute
+from epcross.kernels.experts.deepgemm import DeepGemm
+from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
+from epcross.kernels.experts.gather import index_kernel
+from epcross.kernels.experts.gather.index import PairIndex, interpreted, on
+from epcross.kernels.experts.gather.quantise_kernels import quantise_kernel
+from epcross.kernels.experts.gather_gemm import GatherGemm
+from epcross.kernels.experts.quantise import quantise_fp8_rows
+from epcross.kernels.experts.rows import ExpertRows, RankMajorRows
+from epcross.kernels.experts.weights import make_weights
+from epcross.kernels.formats import RowFormat
+from epcross.kernels.onesided.layout import EPOCH_SHIFT
+
+from tests._experts import expert_major, hidden_states, rank_major, shape_of, untouched  # isort: skip
+from tests.fakes import grouped_products  # isort: skip
+from tests.interpreted import faults  # isort: skip
+
+faults.mend()
+torch.set_num_threads(1)
+
+FORMATS = {
+    "bf16": (RowFormat.BF16, WeightFormat.BF16),
+    "fp8": (RowFormat.FP8, WeightFormat.FP8),
+}
+ROWS = {
+    "one set": {},
+    "two sets, the second": {"sets": 2, "epoch": 7},
+    "two sets, the first": {"sets": 2, "epoch": 8},
+    "no headers": {"headers": False},
+    "three sources": {"sources": 3, "share": 0.5},
+}
+SHAPES = {
+    "plain": {},
+    "many tiles": {"num_local_experts": 2, "first_slot": 3, "capacity_rows": 48},
+    "one expert": {"num_local_experts": 1, "first_slot": 15},
+    "one selection": {"top_k": 1},
+    "three of five": {"num_local_experts": 3, "top_k": 5, "first_slot": 0},
+}
+
+
+def compared(compute: ExpertCompute, shape: ExpertShape, rows: ExpertRows, times: int = 1) -> None:
+    weights = make_weights(shape, seed=3, device="cpu", copies=2)
+    assert compute.unavailable() is None
+    assert compute.unsupported(shape, rows.layout) is None
+    compute.prepare(shape, rows.layout, weights)
+    place, wanted = oracle.expected_of_rows(shape, weights.copies[0], rows, compute.arithmetic(shape))
+    assert 0 < len(place) < rows.out.flatten(0, -2).shape[0]
+    for turn in range(times):
+        rows.out.fill_(float("nan"))
+        compute.run(rows, turn)
+        judged = oracle.judge(rows.out.flatten(0, -2)[place], wanted)
+        assert judged.ok, judged.sentence()
+        assert judged.times_plain.max() < 1.5  # exact sums, so little more than rounding
+        assert untouched(rows.out, place)
+    assert compute.workspace_bytes > 0
+    assert compute.describe().kernels
+
+
+def test_it_is_the_interpreter() -> None:
+    assert interpreted()
+    assert index_kernel.EPOCH_SHIFT.value == EPOCH_SHIFT
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_wherever_they_lie(formats: str, rows: str) -> None:
+    shape = shape_of(*FORMATS[formats])
+    compared(GatherGemm(block_t=16), shape, rank_major(shape, **ROWS[rows]), times=2)
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_experts_of_any_number(formats: str, name: str) -> None:
+    shape = shape_of(*FORMATS[formats], **SHAPES[name])
+    compared(GatherGemm(block_t=16), shape, rank_major(shape, sources=2))
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_few_tiles_share_their_sums(formats: str) -> None:
+    """Wanted units far above the tiles: sums of GEMM1 are split 8 ways, and whoever comes last adds the parts."""
+    shape = shape_of(*FORMATS[formats], hidden=1024, num_local_experts=2)
+    compute = GatherGemm(block_t=16, per_sm=16)
+    compared(compute, shape, rank_major(shape), times=2)
+    assert int(compute._index.schedule[index_kernel.SPLITS.value]) == 8
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_other_tiles_give_the_same(formats: str) -> None:
+    shape = shape_of(*FORMATS[formats], intermediate=256)
+    narrow = {} if formats == "fp8" else {"block_n": 64}
+    compared(GatherGemm(block_t=32, down_block_n=64, **narrow), shape, rank_major(shape))
+
+
+def test_scales_that_are_powers_of_two() -> None:
+    shape = shape_of(*FORMATS["fp8"], power_of_two_scales=True)
+    rows = rank_major(shape)
+    compared(GatherGemm(), shape, rows)
+    scales = make_weights(shape, seed=3, device="cpu").copies[0].down_scales
+    assert scales is not None
+    assert set(np.frexp(scales.numpy())[0].ravel()) == {0.5}
+
+
+def test_a_count_on_the_device_ends_the_rows() -> None:
+    shape = shape_of(*FORMATS["bf16"])
+    rows = rank_major(shape, headers=False, share=1.0, slots=12)
+    compared(GatherGemm(), shape, replace(rows, count=torch.tensor([9], dtype=torch.int32)))
+
+
+def test_nobody_came() -> None:
+    shape = shape_of(*FORMATS["fp8"])
+    compute, rows = GatherGemm(), rank_major(shape, share=0.0)
+    compute.prepare(shape, Layout.RANK_MAJOR, make_weights(shape, seed=3, device="cpu"))
+    compute.run(rows)
+    assert rows.out.isnan().all()
+
+
+def test_more_selections_than_promised_are_told() -> None:
+    shape = shape_of(*FORMATS["bf16"], max_selections=16, capacity_rows=64)
+    compute, rows = GatherGemm(block_t=16), rank_major(shape, share=1.0, slots=12)
+    compute.prepare(shape, Layout.RANK_MAJOR, make_weights(shape, seed=3, device="cpu"))
+    compute.run(rows)
+    with pytest.raises(DoesNotFit, match=r"max_selections=16 came; raise it"):
+        compute.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_index_has_every_pair_once(seed: int) -> None:
+    shape = shape_of(*FORMATS["bf16"], capacity_rows=150, num_local_experts=5, first_slot=2, top_k=6)
+    rows: RankMajorRows = rank_major(shape, seed=seed, sources=3, share=0.6)
+    index = PairIndex(shape, 16, torch.device("cpu"), column_blocks=4, units=30)
+    index.fill(rows, pdl=False)
+    ids = torch.where(rows.present()[:, None], rows.sets[0].ids, -1)
+    tiles, splits, shared, dropped = index.schedule.tolist()
+    wanted_tiles, several = 0, set()
+    for expert in range(5):
+        row, selection = (ids == 2 + expert).nonzero(as_tuple=True)
+        count = int(index.expert_rows[expert])
+        assert count == len(row)
+        pairs = index.pairs[expert, :count]
+        assert sorted((pairs >> 1).tolist()) == (row * 6 + selection).tolist()
+        assert int(index.expert_tile[expert]) == wanted_tiles
+        found = [(index.tile[0, t], index.tile[1, t]) for t in range(wanted_tiles, wanted_tiles + -(-count // 16))]
+        assert found == [(expert, 16 * number) for number in range(len(found))]
+        wanted_tiles += len(found)
+        assert torch.equal(index.place.reshape(-1)[pairs >> 1], expert * 150 + torch.arange(count, dtype=torch.int32))
+        alone = (((ids >= 2) & (ids < 7)).sum(1) == 1)[(pairs >> 1) // 6]
+        assert torch.equal(pairs & 1 == 0, alone)
+        several |= set(((pairs[pairs & 1 == 1] >> 1) // 6).tolist())
+    assert (tiles, dropped) == (wanted_tiles, 0)
+    assert (index.place >= 0).sum() == index.expert_rows.sum()
+    assert sorted(index.shared[:shared].tolist()) == sorted(several)
+    assert tiles * 4 * splits >= 30 or splits == 8
+    assert splits == 1 or tiles * 4 * splits // 2 < 30
+    assert not index.counters.any()
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_quantisation_is_bit_for_bit_that_of_torch(power_of_two: bool) -> None:
+    x = hidden_states(5, 1280, torch.Generator().manual_seed(1))
+    x[2, 128:256] = 0
+    rows, scales = torch.empty(5, 1280, dtype=torch.float8_e4m3fn), torch.empty(5, 10)
+    on(quantise_kernel, 5, 3)(
+        x, x.stride(0), rows, rows.stride(0), scales, scales.stride(0), H=1280, BLOCKS=4, POWER_OF_TWO=power_of_two
+    )
+    wanted_rows, wanted_scales = quantise_fp8_rows(x, power_of_two=power_of_two)
+    assert torch.equal(scales, wanted_scales)
+    assert torch.equal(rows.view(torch.uint8), wanted_rows.view(torch.uint8))
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    made = grouped_products.deep_gemm()
+    monkeypatch.setitem(__import__("sys").modules, "deep_gemm", made)
+    return made
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("form", ["masked", "contiguous"])
+@pytest.mark.parametrize("rows", ["one set", "two sets, the second", "no headers"])
+def test_deepgemm_rank_major(library: SimpleNamespace, formats: str, form: str, rows: str) -> None:
+    shape = shape_of(*FORMATS[formats])
+    compute = DeepGemm(form)
+    compared(compute, shape, rank_major(shape, **ROWS[rows]), times=2)
+    assert compute.describe().options == {"form": form}
+    assert form in compute.describe().kernels[2]
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_deepgemm_expert_major(library: SimpleNamespace, formats: str) -> None:
+    shape = shape_of(*FORMATS[formats])
+    rows = expert_major(shape)
+    if formats == "fp8":  # by columns, as DeepEP leaves them
+        rows = replace(rows, scales=rows.scales.transpose(1, 2).contiguous().transpose(1, 2))
+    compared(DeepGemm(), shape, rows, times=2)
+
+
+@pytest.mark.parametrize("form", ["masked", "contiguous"])
+def test_deepgemm_fp4_weights(library: SimpleNamespace, form: str) -> None:
+    shape = shape_of(RowFormat.FP8, WeightFormat.FP4, power_of_two_scales=True)
+    compared(DeepGemm(form), shape, rank_major(shape))
