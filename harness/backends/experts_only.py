@@ -79,13 +79,17 @@ class ExpertsOnly(LayerBackend):
         """See `LayerBackend`."""
         assert self.make_compute is not None
         self._point, self._device = point, vendor.device()
-        ids = [np.concatenate([shard.batches[index].ids for shard in shards]) for index in range(len(shards[0].batches))]
+        ids = [
+            np.concatenate([shard.batches[index].ids for shard in shards]) for index in range(len(shards[0].batches))
+        ]
         weights = rank_weights(point, self.rank, self._device, ids)
         self._copies, self._next_copy = len(weights.copies), 0
         self._compute = self.make_compute()
         self._compute.prepare(self._shape(point), self._layout, weights)
         self._rows: list[ExpertRows] = [self._empty() for _ in shards[0].batches]
-        self._made: list[tuple[Int32, Float32]] = [(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))] * len(ids)
+        self._made: list[tuple[Int32, Float32]] = [(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))] * len(
+            ids
+        )
         for index in range(len(ids)):
             self.refill_ranks(index, [shard.batches[index] for shard in shards])
         vendor.synchronize()
@@ -131,7 +135,7 @@ class ExpertsOnly(LayerBackend):
         """Nothing: what experts write is what is looked at."""
 
     def outputs_ranks(self, set_index: int) -> "list[Tensor]":
-        """bf16 [ep_size * capacity, hidden]: the weighted sums of this rank's experts by (source, token); rows by expert
+        """bf16 [ep_size * capacity, hidden]: weighted sums of this rank's experts by (source, token); rows by expert
         are weighted and added here, outside the window."""
         import torch
 

@@ -7,12 +7,14 @@ Beside `gpu.GpuBackend`, with the same processes, ranks and streams. A harness t
     combine(set)    each rank's share goes back and is added
 
     keep(set)       right after `dispatch(set)`: remember the rows, so that
-    in_place(set)   does the same work without any exchange: quantise, experts. What a layer takes longer is communication.
+    in_place(set)   does the same work without any exchange: quantise, experts. What a layer takes longer is its
+                    communication
     restore(set)    what `in_place` made is put where `combine` reads, to be checked as the layer's own
 
-`kind` says how much of that there is: a fused layer does all of it in `experts` and has nothing to keep; an expert stage
-alone has neither `dispatch` nor `combine`. Weights are `make_weights(shape, seed=WEIGHT_SEED)` of the point's format,
-so that whoever checks can make them again. Inputs are rows of hidden states in BF16, whatever the dispatch format.
+`kind` says how much of that there is: a fused layer does all of it in `experts` and has nothing to keep; an expert
+stage alone has neither `dispatch` nor `combine`. Weights are `make_weights(shape, seed=WEIGHT_SEED)` of the point's
+format, so that whoever checks can make them again. Inputs are rows of hidden states in BF16, whatever the dispatch
+format.
 """
 
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""What a layer's experts had to do, for its rows: how many of them were chosen, by how many tokens, how much they weigh."""
+"""What a layer's experts had to do, for its rows: how many were chosen, by how many tokens, how much they weigh."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -187,7 +187,6 @@ class UnitSession:
             return HostTimer(self.group, oversubscribed=self.oversubscribed, limit_s=self.timing.wall_limit_s)
         from epcross.harness.measuring.cuda_device import open_device
         from epcross.harness.measuring.cuda_timing import CudaTimer
-
         from epcross.harness.measuring.layer_timing import LayerTimer
 
         timer = LayerTimer if isinstance(self.backend, LayerBackend) else CudaTimer

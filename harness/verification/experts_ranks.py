@@ -7,7 +7,6 @@ import numpy as np
 from epcross.harness.backends.experts_only import ExpertsOnly
 from epcross.harness.terms import RowFormat
 from epcross.harness.verification.layer_ranks import LayerRanks
-from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload.batches import GroupBatch
 from epcross.kernels.experts import oracle
 from epcross.kernels.experts.formats import Arithmetic

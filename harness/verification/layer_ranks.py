@@ -138,7 +138,9 @@ class LayerRanks:
         """The layer in place was timed too: idle, it would be taken for a layer that only communicates."""
         if self._in_place is None or self._in_place[0] != set_index:
             return None
-        for rank, made, before in zip(self.ranks, self.backend.in_place_ranks(set_index), self._in_place[1], strict=False):
+        for rank, made, before in zip(
+            self.ranks, self.backend.in_place_ranks(set_index), self._in_place[1], strict=False
+        ):
             bound = _SAME * before.float().abs().nan_to_num().amax(dim=-1, keepdim=True)
             same = ((made.float() - before.float()).abs() <= bound) | (made.isnan() & before.isnan())
             if not bool(same.all()):
@@ -208,8 +210,8 @@ class LayerRanks:
 
 
 def mxfp8_values(hidden: "Tensor") -> "Tensor":
-    """float64 of bf16 [n, hidden] quantised to e4m3 with a scale for each 32 values, the power of two from which nothing
-    saturates: what libraries do that scale by e8m0."""
+    """float64 of bf16 [n, hidden] quantised to e4m3 with a scale for each 32 values, the least power of two with which
+    nothing saturates: what libraries do that scale by e8m0."""
     import torch
 
     parts = hidden.double().unflatten(-1, (-1, 32))

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed; make torch")
+pytest.importorskip("torch", reason="torch is not installed; make torch")
 
+import torch
 from tests.fakes.mega import install_deep_gemm, install_flashinfer_mega
 from tests.fakes.world import problems
 

@@ -14,9 +14,7 @@ from epcross.kernels.experts.quantise import fp4_values, quantise_fp8_rows
 from epcross.kernels.formats import RowFormat
 
 _PER_64 = Arithmetic(intermediate=RowFormat.FP8, scale_block=64, weight_first=True, output_rounded=True)
-_POWERS = Arithmetic(
-    intermediate=RowFormat.FP8, power_of_two_scales=True, weight_first=True, output_rounded=True
-)
+_POWERS = Arithmetic(intermediate=RowFormat.FP8, power_of_two_scales=True, weight_first=True, output_rounded=True)
 
 
 def _layer(x: Any, x_sf: Any, ids: Any, weights: Any, experts: Any, arithmetic: Arithmetic) -> Any:
@@ -70,7 +68,8 @@ def install_deep_gemm(monkeypatch: Any, fault: str = "") -> None:
 
     def fp8_mega_moe(y, first, second, buffer):
         experts = []
-        for values, scales, down, down_scales in zip(*first, *second, strict=True):
+        (values_of, scales_of), (downs, down_scales_of) = first, second
+        for values, scales, down, down_scales in zip(values_of, scales_of, downs, down_scales_of, strict=True):
             halves = values.view(torch.uint8).unflatten(0, (-1, 2, 8)).transpose(0, 1).flatten(1, 2)
             gate_up = halves.flatten(0, 1).view(values.dtype)
             experts.append((_blocks(gate_up, scales), _blocks(down, down_scales)))
@@ -104,9 +103,12 @@ def install_flashinfer_mega(monkeypatch: Any, fault: str = "") -> None:
         return first, second
 
     def mxfp4_mega_moe(y, first, second, buffer, num_tokens, l1_global_scales, l2_global_scales):
+        (codes, scales), (downs, down_scales) = first, second
         experts = [
             (_marlin(p, s) * g, _marlin(q, t) * h)
-            for p, s, q, t, g, h in zip(*first, *second, l1_global_scales, l2_global_scales, strict=True)
+            for p, s, q, t, g, h in zip(
+                codes, scales, downs, down_scales, l1_global_scales, l2_global_scales, strict=True
+            )
         ]
         if fault == "factors":
             experts = [(gate_up * 2, down) for gate_up, down in experts]

@@ -36,7 +36,11 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     for wheel in sorted(folder.glob("tokenspeed_deepep-1.2.1*.whl")):
         with zipfile.ZipFile(wheel) as opened:
             opened.extractall(scratch / "deepep_v1")
-    for pattern, place in (("tokenspeed_deepgemm-*", "gemm"), ("sgl_deep_gemm-*", "mega"), ("apache_tvm_ffi-*", "mega")):
+    for pattern, place in (
+        ("tokenspeed_deepgemm-*", "gemm"),
+        ("sgl_deep_gemm-*", "mega"),
+        ("apache_tvm_ffi-*", "mega"),
+    ):
         for wheel in sorted(folder.glob(f"{pattern}.whl")):
             with zipfile.ZipFile(wheel) as opened:
                 opened.extractall(scratch / place)
