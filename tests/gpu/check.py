@@ -21,16 +21,13 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
-<<<<<<< HEAD
     experts     tests/gpu/test_experts.py, then tests/benchmark/gpu_experts.py with EXPERT_WORDS, about 4 minutes
     experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise
     layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
     layer_smoke sweeps/layer_smoke.yaml          every layer once, two GPUs                   about 8 minutes
     layer       sweeps/layer_h200x2.yaml         two GPUs, fp8, 32 experts a rank; LAYER_WORDS may say otherwise
-=======
     ep          sweeps/nvlink_ep8.yaml           a GPU for each of --ep ranks: the exchanges, a launch at a time
     ep_soak     sweeps/soak_nvlink.yaml          a soak of them
->>>>>>> main
     resume      goes on with the runs of baselines that lie in FOLDER/runs, as on a machine lent anew
 
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
@@ -113,7 +110,6 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
         "peers_entry": [sweep("baselines_nvlink", "regime=entry", "timing.wall_limit_s=120")],
         "peers_mps": [sweep("baselines_mps")],
-<<<<<<< HEAD
         "experts": [
             [*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"],
             [
@@ -134,11 +130,9 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
             sweep("layer_h200x2", *shlex.split(os.environ.get("LAYER_WORDS", LAYER_WORDS))),
         ],
         "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-baselines_*"))],
-=======
         "ep": [sweep("nvlink_ep8", f"ep_size={ep_size}", "timing.wall_limit_s=120")],
         "ep_soak": [sweep("soak_nvlink", f"ep_size={ep_size}")],
         "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-*_*")) if _is_of_baselines(run)],
->>>>>>> main
     }
 
 

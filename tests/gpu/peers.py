@@ -67,17 +67,11 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     if (scratch / "mega").is_dir():
         _command(envs / "deepgemm", common, [scratch / "mega"])
     own = dict(common)
-<<<<<<< HEAD
     flashinfer = [scratch / "fi"] if (scratch / "fi").is_dir() else []
     if flashinfer:
         own |= {"FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
     if found := [*flashinfer, *gemm]:
-        own |= {"PYTHONPATH": os.pathsep.join(map(str, found))}
-=======
-    if (scratch / "fi").is_dir():
-        found = os.pathsep.join(filter(None, [str(scratch / "fi"), os.environ.get("PYTHONPATH")]))
-        own |= {"PYTHONPATH": found, "FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
->>>>>>> main
+        own |= {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, found), os.environ.get("PYTHONPATH")]))}
     return own
 
 
