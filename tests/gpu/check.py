@@ -129,10 +129,13 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "layer": [
             sweep("layer_h200x2", *shlex.split(os.environ.get("LAYER_WORDS", LAYER_WORDS))),
         ],
-        "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-baselines_*"))],
         "ep": [sweep("nvlink_ep8", f"ep_size={ep_size}", "timing.wall_limit_s=120")],
         "ep_soak": [sweep("soak_nvlink", f"ep_size={ep_size}")],
-        "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-*_*")) if _is_of_baselines(run)],
+        "resume": [
+            [*epcross, "run", "--resume", str(run)]
+            for run in sorted((out / "runs").glob("*-*_*"))
+            if _is_of_baselines(run)
+        ],
     }
 
 

@@ -100,7 +100,7 @@ def in_a_graph(compute: ExpertCompute, shape: ExpertShape, landing, tokens: int)
     compute.release()
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 100])
+@pytest.mark.parametrize("tokens", [1, 100])
 @pytest.mark.parametrize("name", RANK_MAJOR)
 @pytest.mark.parametrize("formats", FORMATS)
 def test_rank_major(formats: str, name: str, tokens: int) -> None:
