@@ -15,6 +15,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 # From PyPI, plain `pip install torch` is a CUDA build of several GB. TORCH_PIP= (empty) takes what pip finds itself.
 TORCH ?= 2.13.0
 TORCH_PIP ?= --index-url https://download.pytorch.org/whl/cpu
+TRITON ?= 3.6.0
 
 UV ?= uv
 SWEEP ?= quickstart
@@ -52,7 +53,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels prebuild env-deepep_v1 env-deepep_v2 env-nccl_ep lock-envs test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
+.PHONY: help quickstart setup kernels prebuild env-deepep_v1 env-deepep_v2 env-nccl_ep env-deepgemm lock-envs test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch triton nvrtc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -146,9 +147,10 @@ ENVS := $(VENV)/envs
 ENV_PYTHON ?= python3.12
 MACHINE := $(shell uname -m)
 
-env-deepep_v1: $(ENVS)/deepep_v1/.ready ## build the environment of deepep_ll and deepep_normal (ENV_PYTHON=python3.12)
-env-deepep_v2: $(ENVS)/deepep_v2/.ready ## build the environment of deepep_v2 and deepep_v2_max
+env-deepep_v1: $(ENVS)/deepep_v1/.ready ## build the environment of deepep_ll and deepep_normal, and their layers (ENV_PYTHON=python3.12)
+env-deepep_v2: $(ENVS)/deepep_v2/.ready ## build the environment of deepep_v2 and deepep_v2_max, and their layer
 env-nccl_ep: $(ENVS)/nccl_ep/.ready ## build the environment of nccl_ep and nccl_ep_ht
+env-deepgemm: $(ENVS)/deepgemm/.ready ## build the environment of megamoe
 
 $(ENVS)/%/.ready: locks/envs/%.$(MACHINE).lock
 	@"$(ENV_PYTHON)" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 12))' >/dev/null 2>&1 || { \
@@ -165,7 +167,7 @@ lock-envs: ## write locks/envs anew for x86-64 and aarch64 (needs uv)
 	@command -v $(UV) >/dev/null || { \
 	  echo "make lock-envs needs uv. Install it (pipx install uv), or name it: make lock-envs UV=/path/to/uv" >&2; exit 1; }
 	@export UV_CUSTOM_COMPILE_COMMAND='make lock-envs'; cd locks/envs; \
-	for name in deepep_v1 deepep_v2 nccl_ep; do for machine in x86_64 aarch64; do \
+	for name in deepep_v1 deepep_v2 nccl_ep deepgemm; do for machine in x86_64 aarch64; do \
 	  $(UV) pip compile --quiet --upgrade --python-version 3.12 --python-platform $$machine-manylinux_2_28 \
 	    --only-binary :all: --generate-hashes $$(if grep -q nvidia-nccl $$name.in; then echo --override nccl.override; fi) \
 	    $$name.in -o $$name.$$machine.lock; done; done
@@ -180,6 +182,9 @@ $(NVRTC): $(CORE)
 
 torch: $(CORE) ## add CPU torch, for the gloo baseline (TORCH=2.13.0, TORCH_PIP=pip's index options)
 	@$(PIP) $(TORCH_PIP) torch==$(TORCH)
+
+triton: $(CORE) ## add Triton, whose interpreter runs the experts' kernels on a CPU (TRITON=3.6.0)
+	@$(PIP) triton==$(TRITON)
 
 lock: ## write the locks anew from pyproject.toml (needs uv)
 	@command -v $(UV) >/dev/null || { \

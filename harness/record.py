@@ -68,9 +68,7 @@ class Record:
     combine_format: str = column("Row format of combine.", "")
     regime: str = column("steady, entry or spans.", "")
 
-    kind: str | None = column(
-        "What the backend does: exchange, layer, fused or experts (closed list).", since=4
-    )
+    kind: str | None = column("What the backend does: exchange, layer, fused or experts (closed list).", since=4)
     compute: str | None = column(
         "Expert stage of the layer (a file in conf/compute); empty where there is none to choose.", since=4
     )

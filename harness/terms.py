@@ -74,8 +74,8 @@ PHASES: dict[BackendKind, dict[Regime, tuple[Phase, ...]]] = {
         Regime.ENTRY: (Phase.LAYER,),
         Regime.SPANS: (Phase.DISPATCH, Phase.COMBINE, Phase.LAYER, Phase.LAYER_COMM),  # the last: the first two, added
     },
-    BackendKind.FUSED: {regime: (Phase.LAYER,) for regime in Regime},
-    BackendKind.EXPERTS: {regime: (Phase.EXPERTS,) for regime in Regime},
+    BackendKind.FUSED: dict.fromkeys(Regime, (Phase.LAYER,)),
+    BackendKind.EXPERTS: dict.fromkeys(Regime, (Phase.EXPERTS,)),
 }
 """The phases that a regime times of a kind of backend, and therefore plans."""
 

@@ -114,7 +114,9 @@ class PlainExperts(ExpertCompute):
             row, selection = (ids == first + expert).nonzero(as_tuple=True)
             made = self._made(matrices, expert, one.rows[row], one.scales[row])
             total.index_add_(0, row, made * weights[row, selection, None])
-        chosen = (rows.present(rows.set_index())[:, None] & (one.ids >= first) & (one.ids <= self.shape.last_slot)).any(1)
+        chosen = (rows.present(rows.set_index())[:, None] & (one.ids >= first) & (one.ids <= self.shape.last_slot)).any(
+            1
+        )
         rows.out[chosen] = total[chosen].to(torch.bfloat16)
 
     def _made(self, matrices: Any, expert: int, rows: Any, scales: Any) -> Any:

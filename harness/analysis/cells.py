@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from epcross.harness.analysis.resample import Trials
 
 SETTING = (
-    "phase", "domain", "sharing", "scope", "model", "hidden", "intermediate", "num_experts", "num_slots", "top_k", "routing",
-    "routing_params", "placement", "dispatch_format", "combine_format",
+    "phase", "domain", "sharing", "scope", "model", "hidden", "intermediate", "num_experts", "num_slots", "top_k",
+    "routing", "routing_params", "placement", "dispatch_format", "combine_format",
 )  # fmt: skip
 """What all numbers of one table or figure share, besides EP size and regime. Layers with other weights or experts may
 stand in one, where their names tell them apart."""
@@ -107,7 +107,9 @@ def describe_setting(row: Record) -> str:
     """The setting of a row in words."""
     domain = row.domain if row.sharing == Sharing.NONE else f"{row.domain} ({row.sharing})"
     params = "" if row.routing_params == "{}" else f" {row.routing_params}"
-    what = "" if row.phase == Phase.ROUND_TRIP else f"{PHASE_WORDS[Phase(row.phase)]}, intermediate {row.intermediate}; "
+    what = (
+        "" if row.phase == Phase.ROUND_TRIP else f"{PHASE_WORDS[Phase(row.phase)]}, intermediate {row.intermediate}; "
+    )
     return (
         f"{what}{row.model}: {row.num_experts} experts in {row.num_slots} slots, top {row.top_k}, hidden {row.hidden}; "
         f"{row.routing}{params} routing, {row.placement} placement; {row.dispatch_format} out, "

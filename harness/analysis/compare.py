@@ -35,7 +35,13 @@ MUST_AGREE = ("machine", "boundary", "weights_by", "tuned", "ids_hash", "transpo
 NOTED = ("measure_hash", "backend_version", "compute_version", "algorithm", "num_sms")
 """Columns whose difference may be the very thing that is looked at: noted, no obstacle."""
 
-_FACTORS = ("options", "kind", "compute", "compute_options", *(name for name in CONDITIONS if name not in ("machine", "measure_hash")))
+_FACTORS = (
+    "options",
+    "kind",
+    "compute",
+    "compute_options",
+    *(name for name in CONDITIONS if name not in ("machine", "measure_hash")),
+)
 
 
 class Verdict(StrEnum):

@@ -48,7 +48,7 @@ class FusedInputs:
 
 class FusedLayer(LayerBackend):
     """One rank a process. With `staging` the inputs are quantised and copied into the library's buffer inside the
-    window, one buffer for all sets, as an engine does; without, every set has a buffer of its own and is there before."""
+    window, one buffer for all sets, as an engine does; without, every set has a buffer of its own, filled before."""
 
     kind = BackendKind.FUSED
     domains = frozenset({Domain.NVLINK, Domain.SHARED_GPU})

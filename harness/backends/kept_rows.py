@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def kept(rows: ExpertRows) -> ExpertRows:
-    """A copy on which experts do the same work at the same cost; `out` is one of its own, all NaN. Waits for the device.
+    """A copy on which experts do the same work at the same cost; `out` is its own, all NaN. Waits for the device.
 
     Of a protocol that alternates between two sets the one in use is kept, under both numbers.
     """

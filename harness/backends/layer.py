@@ -7,12 +7,14 @@ Beside `gpu.GpuBackend`, with the same processes, ranks and streams. A harness t
     combine(set)    each rank's share goes back and is added
 
     keep(set)       right after `dispatch(set)`: remember the rows, so that
-    in_place(set)   does the same work without any exchange: quantise, experts. What a layer takes longer is communication.
+    in_place(set)   does the same work without any exchange: quantise, experts. What a layer takes longer is its
+                    communication
     restore(set)    what `in_place` made is put where `combine` reads, to be checked as the layer's own
 
-`kind` says how much of that there is: a fused layer does all of it in `experts` and has nothing to keep; an expert stage
-alone has neither `dispatch` nor `combine`. Weights are `make_weights(shape, seed=WEIGHT_SEED)` of the point's format,
-so that whoever checks can make them again. Inputs are rows of hidden states in BF16, whatever the dispatch format.
+`kind` says how much of that there is: a fused layer does all of it in `experts` and has nothing to keep; an expert
+stage alone has neither `dispatch` nor `combine`. Weights are `make_weights(shape, seed=WEIGHT_SEED)` of the point's
+format, so that whoever checks can make them again. Inputs are rows of hidden states in BF16, whatever the dispatch
+format.
 """
 
 from abc import abstractmethod
@@ -70,10 +72,6 @@ class LayerBackend(Backend):
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
         """Where the experts round, for the oracle; several where a library chooses by the shape and does not say what:
         outputs must then be right by one and the same of them. Needs no GPU."""
-
-    def served_slots(self, point: Point) -> range:
-        """Slots whose experts run here: all of the group's, unless this is one rank's stage alone."""
-        return range(point.placement.num_slots)
 
     def keep(self, set_index: int) -> None:
         """See above. Nothing for kinds without an exchange of their own."""

@@ -120,9 +120,7 @@ class LowLatencyInLayer(DeepEPLowLatency, InLayer):
             scales = torch.empty(*rows.shape[:2], 0, dtype=torch.float32, device=rows.device)
         assert scales.shape[2] in (0, self._hidden // FP8_BLOCK)
         return [
-            ExpertMajorRows(
-                rows=rows.view(torch.uint8), scales=scales, counts=counts, out=self._partials[set_index]
-            )
+            ExpertMajorRows(rows=rows.view(torch.uint8), scales=scales, counts=counts, out=self._partials[set_index])
         ]
 
 
@@ -146,8 +144,6 @@ class LayerDeepEPLowLatency(SplitLayer):
     name = "layer_deepep_ll"
     exchange_class = LowLatencyInLayer
 
-    exchange: LowLatencyInLayer
-
     def unsupported(self, point: Point) -> str | None:
         """See `SplitLayer`."""
         if point.dispatch_format not in (RowFormat.BF16, RowFormat.FP8):
@@ -160,4 +156,5 @@ class LayerDeepEPLowLatency(SplitLayer):
 
     def prepare_exchange(self, point: Point) -> None:
         """See `SplitLayer`."""
+        assert isinstance(self.exchange, LowLatencyInLayer)
         self.exchange.use_format(point.dispatch_format)

@@ -1,7 +1,7 @@
 """DeepGEMM's MegaMoE: dispatch, both products, activation and combine in one kernel over symmetric memory.
 
-Which kernel follows from formats and GPU: fp8 x fp8 on compute capability 9 (of the rebuild `sgl-deep-gemm`), mxfp8 x fp4
-and bf16 x bf16 on 10. Weights are applied to the intermediate, before it is quantised; each selection's output goes
+Which kernel follows from formats and GPU: fp8 x fp8 on compute capability 9 (of the rebuild `sgl-deep-gemm`), mxfp8 x
+fp4 and bf16 x bf16 on 10. Weights are applied to the intermediate, before it is quantised; each selection's output goes
 back in BF16, and the token's rank adds them.
 """
 
@@ -22,7 +22,7 @@ from epcross.kernels.formats import RowFormat
 REBUILDS = ("deep-gemm", "sgl-deep-gemm", "tokenspeed-deepgemm")
 """Names that the library, or a rebuild of its sources by others, is distributed under."""
 
-REMEDY = "install sgl-deep-gemm 0.1.5.post1, which needs nvcc when it runs"
+REMEDY = "make env-deepgemm builds its environment"
 
 _SM90 = (RowFormat.FP8, WeightFormat.FP8)
 _SM100 = {(RowFormat.MXFP8, WeightFormat.FP4): "fp8xfp4", (RowFormat.BF16, WeightFormat.BF16): "bf16xbf16"}

@@ -15,7 +15,7 @@ from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary
 from epcross.kernels.experts.formats import FP8_BLOCK, Arithmetic, WeightFormat
-from epcross.kernels.experts.quantise_rows import quantise_rows
+from epcross.kernels.experts.quantise import quantise_rows
 from epcross.kernels.experts.weights import WeightCopy
 from epcross.kernels.formats import RowFormat
 
@@ -112,10 +112,10 @@ class MegaMoEMxfp4(FusedLayer):
         first, first_factor = _in_range(copy.gate_up_scales)
         second, second_factor = _in_range(copy.down_scales)
         transform = getattr(megamoe, f"transform_{self.kernel}_weights_for_mega_moe")
-        both = transform(
+        packed, again = transform(
             (marlin(copy.gate_up), self.library_scales(first)), (marlin(copy.down), self.library_scales(second))
         )
-        return Transformed(*both, first_factor, second_factor)
+        return Transformed(first=packed, second=again, first_factor=first_factor, second_factor=second_factor)
 
     def library_scales(self, scales: "Tensor") -> "Tensor":
         """e8m0 bytes of 32 values, as the kernel takes scales."""
@@ -199,6 +199,8 @@ def _in_range(scales: "Tensor") -> "tuple[Tensor, Tensor]":
     highest = scales.flatten(1).amax(dim=1).int()
     reach = _HIGHEST - _LOWEST
     if bool((highest - lowest > reach).any()):
-        raise EpcrossError(f"scales of an expert are more than 2**{reach} apart, which FlashInfer's kernel cannot decode")
+        raise EpcrossError(
+            f"scales of an expert are more than 2**{reach} apart, which FlashInfer's kernel cannot decode"
+        )
     shifted = scales.int() - (lowest - _LOWEST)[:, None, None]
     return shifted.to(torch.uint8), torch.exp2((lowest - _LOWEST).float())

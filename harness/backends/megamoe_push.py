@@ -94,9 +94,7 @@ class MegaMoEPush(FusedLayer):
             ),
             moe_ep.MoEWeightPack(copy.gate_up, copy.down),
             backend=moe_ep.MegaConfig(
-                megakernel=getattr(moe_ep, CONFIG)(
-                    intermediate_size=point.model.intermediate, top_k=point.model.top_k
-                )
+                megakernel=getattr(moe_ep, CONFIG)(intermediate_size=point.model.intermediate, top_k=point.model.top_k)
             ),
         )
         self._layers.append(layer)

@@ -196,7 +196,7 @@ def issued(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
 
 
 def of_layers(rows: "pd.DataFrame") -> str:
-    """What must be said of a layer's numbers: the formats that it computes in, and how its communication was told apart.
+    """What must be said of a layer's numbers: the formats it computes in, and how its communication was told apart.
     Both sides of a comparison agree in them, since they are conditions (`frame.CONDITIONS`)."""
     from epcross.harness.analysis.frame import FORMATS, NO_WEIGHTS
 

@@ -55,7 +55,7 @@ class CudaTimer:
         return "graph" if self._captures and regime is not Regime.SPANS else "eager"
 
     def steady(self, pair: Pair, *, pairs: int, sets: int, name: str = "steady") -> Series:
-        """See `Timer`. A graph is replayed until at least `pairs` have run; `name` tells graphs of other pairs apart."""
+        """See `Timer`. A graph is replayed until at least `pairs` have run; `name` tells other pairs' graphs apart."""
         device = self._device
         size = -(-min(pairs, self.graph_pairs) // sets) * sets
         replays = -(-pairs // size)

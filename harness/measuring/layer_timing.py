@@ -1,6 +1,6 @@
 """How a layer is timed: as `cuda_timing` times a pair, and what of it is communication, in two ways.
 
-    steady   |layer|layer| ...  then  |in place|in place| ...  twice, and back:  A B B A, so that a drift favours neither;
+    steady   chains |layer|layer| ... and |in place|in place| ... take turns, A B B A, so that a drift favours neither;
              layer_comm = period of the layer - period of the same layer on rows already in place
     entry    |flush|line up, stamp|layer|stamp|
     spans    |hold|layer|layer| ... under the profiler; layer_comm = span of dispatch + span of combine
@@ -79,5 +79,3 @@ class InPlace:
 
     def combine(self, set_index: int, /) -> None:
         """Nothing."""
-
-

@@ -196,7 +196,6 @@ class UnitSession:
             return HostTimer(self.group, oversubscribed=self.oversubscribed, limit_s=self.timing.wall_limit_s)
         from epcross.harness.measuring.cuda_device import open_device
         from epcross.harness.measuring.cuda_timing import CudaTimer
-
         from epcross.harness.measuring.layer_timing import LayerTimer
 
         timer = LayerTimer if isinstance(self.backend, LayerBackend) else CudaTimer
@@ -311,7 +310,7 @@ class UnitSession:
         worst = getattr(self.ranks, "worst_ratio", 0.0)
         told = self.backend.compute_description()
         return {
-            **expert_fields(self.point, self.ids, self.backend.served_slots(self.point)),
+            **expert_fields(self.point, self.ids),
             "compute_version": None if told is None else told.version,
             "error_ratio": max(float(data) for data in self.group.all_gather(repr(worst).encode())),
         }

@@ -147,8 +147,11 @@ def unit_s(point: Point, timing: Timing, cores: int) -> float:
     if point.weight_format is not None:
         rounds = timing.sets + 2
         expected += _weight_bytes(point) / (WEIGHTS_MADE_GBPS * 1e9)
-        expected += timing.seeds * rounds * min(sum(point.tokens) * point.model.top_k, point.placement.num_slots) * (
-            ORACLE_EXPERT_S
+        expected += (
+            timing.seeds
+            * rounds
+            * min(sum(point.tokens) * point.model.top_k, point.placement.num_slots)
+            * (ORACLE_EXPERT_S)
         )
     return min(expected, timing.wall_limit_s)
 

@@ -62,7 +62,8 @@ def is_factor(name: str) -> bool:
 
 def unknown_factor(name: str) -> str:
     """What to say about a name that is no factor."""
-    return f"unknown factor '{name}'{suggest(name, [*GROUPS, *SCALARS, *FIELDS, *(option + 'NAME' for option in OPTIONS)])}"
+    known = [*GROUPS, *SCALARS, *FIELDS, *(f"{option}NAME" for option in OPTIONS)]
+    return f"unknown factor '{name}'{suggest(name, known)}"
 
 
 def checked(name: str, value: Any) -> Any:

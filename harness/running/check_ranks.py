@@ -21,8 +21,8 @@ from epcross.harness.running.child import Child
 from epcross.harness.running.processes import remove_segments
 from epcross.harness.running.rank_place import import_folder, place
 from epcross.harness.running.rendezvous import new_token
-from epcross.harness.terms import BackendKind
 from epcross.harness.running.rendezvous_server import StoreServer
+from epcross.harness.terms import BackendKind
 from epcross.harness.verification.contract import WAITING
 from epcross.harness.verification.visit import DUMP_SIGNAL
 

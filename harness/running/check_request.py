@@ -72,9 +72,7 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         compute, compute_options, config = _compute(values, config, library, problems)
     elif "compute" in values:
         problems.append(f"backend '{name}' has no expert stage to choose; leave out compute={values['compute']}")
-    suite = layer_contract.suite(
-        kind, ep_size, name, compute=compute, compute_options=tuple(compute_options.items())
-    )
+    suite = layer_contract.suite(kind, ep_size, name, compute=compute, compute_options=tuple(compute_options.items()))
     chosen = tuple(case for case in suite if values.get("case", case.name) == case.name)
     if not chosen:
         problems.append(f"unknown case '{values['case']}'{suggest(values['case'], [case.name for case in suite])}")

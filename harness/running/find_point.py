@@ -71,8 +71,8 @@ def describe(point: Point) -> str:
     stage += "".join(f" {name}={value}" for name, value in point.compute_options)
     stage += f", {point.weight_format} weights" if point.weight_format else ""
     return (
-        f"{point.backend}{options}{stage}, EP {point.ep_size}, {point.tokens_per_rank} tokens per rank, {point.model.name}, "
-        f"{point.routing.kind} routing, {point.placement.kind}, {point.dispatch_format} out, "
+        f"{point.backend}{options}{stage}, EP {point.ep_size}, {point.tokens_per_rank} tokens per rank, "
+        f"{point.model.name}, {point.routing.kind} routing, {point.placement.kind}, {point.dispatch_format} out, "
         f"{point.combine_format} back, {point.regime}, {point.domain}"
     )
 

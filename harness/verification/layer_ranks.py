@@ -97,11 +97,10 @@ class LayerRanks:
     def _check(self, set_index: int, batch: GroupBatch, where: str) -> Mismatch | None:
         import torch
 
-        outputs = self.backend.outputs_ranks(set_index)
-        for rank, out in zip(self.ranks, outputs, strict=True):
-            shape = (self.point.tokens[rank], self.point.model.hidden)
-            if tuple(out.shape) != shape or out.dtype is not torch.bfloat16:
-                what = f"outputs{where} are {out.dtype} {tuple(out.shape)}, not {torch.bfloat16} {shape}"
+        for rank, out in self.judged(set_index, batch):
+            wanted = self._of(rank, batch, self._arithmetics[0]).value.shape
+            if tuple(out.shape) != tuple(wanted) or out.dtype is not torch.bfloat16:
+                what = f"outputs{where} are {out.dtype} {tuple(out.shape)}, not {torch.bfloat16} {tuple(wanted)}"
                 return Mismatch(what=what, rank=rank, wrong=1, total=1, unit="of the outputs is malformed")
             judged = self._judge(rank, batch, out)
             if judged.ok:
@@ -113,10 +112,14 @@ class LayerRanks:
                 source=rank,
                 token=int(judged.times_allowed.argmax()),
                 wrong=int((~judged.right).sum()),
-                total=shape[0],
+                total=len(out),
                 unit="output rows are wrong",
             )
         return None
+
+    def judged(self, set_index: int, batch: GroupBatch) -> "list[tuple[int, Tensor]]":
+        """Rank and outputs that are looked at."""
+        return list(zip(self.ranks, self.backend.outputs_ranks(set_index), strict=True))
 
     def _judge(self, rank: int, batch: GroupBatch, out: "Tensor") -> oracle.Judgement:
         """By the arithmetic that explained outputs before, if there are several; else by the one that comes nearest."""
@@ -135,7 +138,9 @@ class LayerRanks:
         """The layer in place was timed too: idle, it would be taken for a layer that only communicates."""
         if self._in_place is None or self._in_place[0] != set_index:
             return None
-        for rank, made, before in zip(self.ranks, self.backend.in_place_ranks(set_index), self._in_place[1], strict=False):
+        for rank, made, before in zip(
+            self.ranks, self.backend.in_place_ranks(set_index), self._in_place[1], strict=False
+        ):
             bound = _SAME * before.float().abs().nan_to_num().amax(dim=-1, keepdim=True)
             same = ((made.float() - before.float()).abs() <= bound) | (made.isnan() & before.isnan())
             if not bool(same.all()):
@@ -162,10 +167,10 @@ class LayerRanks:
         point = self.point
         return oracle.expected(
             self.values(batch, np.full(point.tokens[rank], rank), np.arange(point.tokens[rank])),
-            self._put(batch.ids[rank]),
-            self._put(batch.weights[rank]),
+            self.put(batch.ids[rank]),
+            self.put(batch.weights[rank]),
             expert=self.experts(),
-            slots=self.backend.served_slots(point),
+            slots=range(point.placement.num_slots),
             row_format=RowFormat.BF16 if point.dispatch_format is RowFormat.BF16 else RowFormat.FP8,  # what is added
             arithmetic=arithmetic,
             # one bf16 partial for each rank, unless the library's combine weights and adds selections one by one
@@ -197,15 +202,16 @@ class LayerRanks:
 
         return expert
 
-    def _put(self, array: np.ndarray) -> "Tensor":
+    def put(self, array: np.ndarray) -> "Tensor":
+        """On the device."""
         import torch
 
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
 def mxfp8_values(hidden: "Tensor") -> "Tensor":
-    """float64 of bf16 [n, hidden] quantised to e4m3 with a scale for each 32 values, the power of two from which nothing
-    saturates: what libraries do that scale by e8m0."""
+    """float64 of bf16 [n, hidden] quantised to e4m3 with a scale for each 32 values, the least power of two with which
+    nothing saturates: what libraries do that scale by e8m0."""
     import torch
 
     parts = hidden.double().unflatten(-1, (-1, 32))

@@ -31,7 +31,8 @@ def visit_case(
     Args:
         make_backend: the backend with the options of a point.
         request: `name`, `seed`, `backend`, `options`, `ep_size`, `domain`, `sharing` and `timeout_s` (of a wait for
-            peers), and what kind of backend it is, with its expert stage if it has one. `group` is one of processes; on a GPU one of them may hold several ranks.
+            peers); what kind of backend it is, with its expert stage if it has one. `group` is one of processes; on a
+            GPU one of them may hold several ranks.
     """
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     case = next(

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed; make torch")
+pytest.importorskip("torch", reason="torch is not installed; make torch")
 
+import torch
 from tests._torch_layer import PlainExperts, layer
 from tests.contract.threads import on_ranks
 from tests.fakes.deep_ep import install_deep_ep

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from epcross.kernels.experts.quantise import quantise_fp8_rows
 from tests.fakes.world import chosen, garbage, install, localised, module, ranks_of, scrambled
+
+from epcross.kernels.experts.quantise import quantise_fp8_rows
 
 
 def install_deep_ep(monkeypatch: Any, fault: str = "") -> None:

@@ -16,7 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed; make torch"
 
 ROOT = Path(__file__).parents[2]
 OURS = {"onesided_auto", "onesided_fence", "onesided_sentinel", "shm_fence", "shm_sentinel", "shm_two_sided", "gloo"}
-PEERS = sorted({path.stem for path in (PACKAGE_CONF / "backend").glob("*.yaml")} - OURS)
+EVERY = {path.stem for path in (PACKAGE_CONF / "backend").glob("*.yaml")}
+LAYERS = {name for name in EVERY if name.startswith(("layer_", "megamoe", "experts_"))}
+PEERS = sorted(EVERY - OURS - LAYERS)
 
 
 def test_every_loaded_nccl_is_named_with_its_path():
@@ -93,6 +95,11 @@ def test_the_page_of_semantics_has_it(name):
     assert f"`{name}`" in (ROOT / "docs" / "semantics.md").read_text()
 
 
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_the_page_of_layers_has_it(name):
+    assert f"`{name}`" in (ROOT / "docs" / "layers.md").read_text()
+
+
 def test_the_environment_in_a_file_is_one_that_make_builds():
     built = set(re.findall(r"^env-(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {
@@ -100,10 +107,10 @@ def test_the_environment_in_a_file_is_one_that_make_builds():
         for path in (PACKAGE_CONF / "backend").glob("*.yaml")
         if (found := re.search(r"envs/(\w+)/bin", yaml.safe_load(path.read_text()).get("python", "")))
     }
-    assert named == built == {"deepep_v1", "deepep_v2", "nccl_ep"}
+    assert named == built == {"deepep_v1", "deepep_v2", "nccl_ep", "deepgemm"}
 
 
-@pytest.mark.parametrize("name", ["deepep_v1", "deepep_v2", "nccl_ep"])
+@pytest.mark.parametrize("name", ["deepep_v1", "deepep_v2", "nccl_ep", "deepgemm"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_lock_has_what_was_asked_for_and_a_hash_for_each(name, machine):
     envs = ROOT / "locks" / "envs"
