@@ -4,6 +4,7 @@ Rows lie by expert and carry neither ids nor weights: combine, at the token's ow
 for each selection. The adapter learns ids and weights of received tokens from their ranks, outside the window.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,12 +32,10 @@ _HEADER_BYTES = 16  # before each dispatched row
 _TAKES = ("x", "topk_idx", "num_max_dispatch_tokens_per_rank", "num_experts", "use_fp8")
 
 
-def capacity(point: Point) -> int:
-    """Tokens per rank that the library is told: ranks times this must be a multiple of 4."""
-    tokens = max(2, point.max_tokens_per_rank)
-    while tokens * point.ep_size % 4:
-        tokens += 1
-    return tokens
+def capacity(point: Point, multiple: int = 4) -> int:
+    """Tokens per rank that the library is told: ranks times this must be a multiple of 4, or of what experts ask."""
+    step = multiple // math.gcd(multiple, point.ep_size)
+    return -(-max(2, point.max_tokens_per_rank) // step) * step
 
 
 class DeepEPLowLatency(DeepEP):
@@ -46,6 +45,8 @@ class DeepEPLowLatency(DeepEP):
     needs = "Buffer"
     remedy = "make env-deepep_v1 builds its environment"
     weights_by = WeightsBy.COMBINE
+    room_multiple: ClassVar[int] = 4
+    """What the rows that an expert has room for are a multiple of."""
     boundary: ClassVar = vendor.boundaries(
         {Boundary.LAYOUT, Boundary.PACK, Boundary.COUNT_EXCHANGE, Boundary.TRANSFER, Boundary.COPY_OUT},
         {Boundary.PACK, Boundary.TRANSFER, Boundary.REDUCE},
@@ -76,15 +77,20 @@ class DeepEPLowLatency(DeepEP):
             problems.append(f"{self.name} takes hidden {', '.join(map(str, HIDDEN))}, not {point.model.hidden}")
         if point.model.top_k > MAX_TOP_K:
             problems.append(f"{self.name} takes top_k up to {MAX_TOP_K}, not {point.model.top_k}")
-        if 2 * (capacity(point) + 1) > QUEUE_DEPTH:
+        if 2 * (self.room(point) + 1) > QUEUE_DEPTH:
             problems.append(
-                f"{self.name} holds {QUEUE_DEPTH // 2 - 1} tokens per rank, not {point.max_tokens_per_rank}"
+                f"{self.name} holds {QUEUE_DEPTH // 2 - 1} tokens per rank, not {self.room(point)}, the room that"
+                f" {point.max_tokens_per_rank} come to"
             )
         return "; ".join(problems) or None
 
+    def room(self, point: Point) -> int:
+        """Tokens per rank that the library is told."""
+        return capacity(point, self.room_multiple)
+
     def workspace_bytes(self, point: Point) -> int:
         """Two sets of send, receive and signalling buffers, as the library lays them out."""
-        tokens, slots, row = capacity(point), point.placement.num_slots, 2 * point.model.hidden
+        tokens, slots, row = self.room(point), point.placement.num_slots, 2 * point.model.hidden
         send = max(tokens * (_HEADER_BYTES + row), slots * tokens * row)
         receive = max(slots * tokens * (_HEADER_BYTES + row), slots * tokens * row)
         return 2 * (send + receive + 4 * slots)
@@ -92,7 +98,7 @@ class DeepEPLowLatency(DeepEP):
     def make_buffer(self, deep_ep: Any, torch_group: Any) -> None:
         """See `DeepEP`."""
         point = self._point
-        self._most = capacity(point)
+        self._most = self.room(point)
         ranks = point.ep_size
         self._bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(self._most, self._hidden, ranks, self._slots)
         self._buffer = deep_ep.Buffer(

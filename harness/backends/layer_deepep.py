@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from epcross.harness.backends.deepep import DeepEP
-from epcross.harness.backends.deepep_ll import DeepEPLowLatency, capacity
+from epcross.harness.backends.deepep_ll import DeepEPLowLatency
 from epcross.harness.backends.deepep_normal import DeepEPNormal
 from epcross.harness.backends.deepep_v2 import DeepEPV2
 from epcross.harness.backends.split_layer import Given, InLayer, SplitLayer
 from epcross.harness.point import Point
 from epcross.harness.terms import RowFormat
+from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE
 from epcross.kernels.experts.formats import FP8_BLOCK, Layout
 from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, flat_rows
 
@@ -84,6 +85,7 @@ class LowLatencyInLayer(DeepEPLowLatency, InLayer):
 
     layout = Layout.EXPERT_MAJOR
     quantises = True
+    room_multiple = MASKED_ROWS_MULTIPLE  # the one expert stage that reads rows by expert asks for it
 
     _fp8 = False
 
@@ -93,7 +95,7 @@ class LowLatencyInLayer(DeepEPLowLatency, InLayer):
 
     def capacity_rows(self, point: Point) -> int:
         """See `InLayer`: of each expert."""
-        return capacity(point) * point.ep_size
+        return self.room(point) * point.ep_size
 
     def given_ranks(self, set_index: int) -> Sequence[Given]:
         """See `InLayer`."""

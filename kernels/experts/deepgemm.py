@@ -24,6 +24,10 @@ _MASKED_ROWS = 1024  # rank-major capacity up to which room for every row at eac
 _FORMS = ("auto", "masked", "contiguous")
 _BLOCK_T = 16  # of the index, where tiles are only units of work
 
+MASKED_ROWS_MULTIPLE = 128
+"""The masked products store whole tiles, of 64 or 128 rows, at an expert's first row and on: an expert's room must end
+on a tile, or a tile's empty rows overwrite those of the next expert."""
+
 
 class DeepGemm(ExpertCompute):
     """fp8 or bf16, both layouts; fp8 rows with fp4 weights on compute capability 10."""
@@ -53,6 +57,11 @@ class DeepGemm(ExpertCompute):
         pair = (shape.row_format, shape.weight_format)
         if self._form not in _FORMS:
             return f"form={self._form} must be {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
+        if layout is Layout.EXPERT_MAJOR and shape.capacity_rows % MASKED_ROWS_MULTIPLE:
+            return (
+                f"capacity_rows={shape.capacity_rows} of each expert is not a multiple of {MASKED_ROWS_MULTIPLE}: its"
+                " masked products store whole tiles, over the next expert's rows"
+            )
         if shape.hidden % 128 or shape.intermediate % 128:
             return f"hidden={shape.hidden} and intermediate={shape.intermediate} must be multiples of 128"
         if pair == (RowFormat.BF16, WeightFormat.BF16):
@@ -93,7 +102,7 @@ class DeepGemm(ExpertCompute):
         if layout is Layout.RANK_MAJOR:
             align = _BLOCK_T if self._masked else int(deep_gemm.get_mk_alignment_for_contiguous_layout())
             self._index = PairIndex(shape, align, device)
-            self._capacity = -(-shape.capacity_rows // 4) * 4  # columns of scales begin at 16 bytes
+            self._capacity = -(-shape.capacity_rows // MASKED_ROWS_MULTIPLE) * MASKED_ROWS_MULTIPLE
             places = (experts, self._capacity) if self._masked else (self._index.max_tiles * align,)
         else:
             self._capacity = shape.capacity_rows

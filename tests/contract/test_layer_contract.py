@@ -19,6 +19,7 @@ from epcross.harness.backends.layer_flashinfer import LayerFlashInfer
 from epcross.harness.terms import BackendKind, Domain, Sharing
 from epcross.harness.verification.contract import refusal, run_case
 from epcross.harness.verification.layer_contract import HIDDEN, LayerVisit, suite
+from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE, DeepGemm
 
 INSTALL = {
     LayerDeepEPV2: install_deep_ep,
@@ -72,6 +73,18 @@ def visited(backend, name, compute=PlainExperts):
 def test_layers_around_other_exchanges(backend, name, monkeypatch):
     INSTALL[backend](monkeypatch)
     assert visited(backend, name) == []
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 300])
+def test_rows_by_expert_have_room_for_whole_tiles_of_masked_products(tokens):
+    case = next(c for c in suite(BackendKind.LAYER, 2, "layer_deepep_ll", compute="deepgemm") if "fp8_fp8" in c.name)
+    point = replace(case.point, domain=Domain.NVLINK, tokens=(tokens, tokens), max_tokens_per_rank=tokens)
+    made = LayerDeepEPLowLatency(LayerDeepEPLowLatency.option_defaults())
+    made.use_compute(DeepGemm)
+    room = made.exchange.capacity_rows(point)
+    assert 2 * tokens <= room < 2 * tokens + MASKED_ROWS_MULTIPLE
+    assert room % MASKED_ROWS_MULTIPLE == 0
+    assert "multiple" not in (made.unsupported(point) or "")
 
 
 class DropsAnExpert(PlainExperts):

@@ -11,6 +11,9 @@ from epcross.kernels.experts.formats import WeightFormat
 from epcross.kernels.experts.weights import decoded
 
 ALIGNMENT = 128
+BLOCK_M = 128
+"""Rows of a tile of the masked product: it loads and stores whole ones, over the next group's rows if they do not end
+on a tile. The library chooses 64 or 128."""
 
 
 def deep_gemm() -> SimpleNamespace:
@@ -33,8 +36,16 @@ def _masked(a, b, d, masked_m, expected_m, recipe_a=None, recipe_b=None) -> None
     assert masked_m.dtype == torch.int32
     assert masked_m.is_contiguous()
     assert expected_m > 0
-    for group, count in enumerate(masked_m.tolist()):
-        d[group, :count] = (x[group, :count] @ w[group].T).to(torch.bfloat16)
+    groups, room, columns = d.shape
+    flat, rows = d.view(-1, columns), x.flatten(0, 1)
+    for group in reversed(range(groups)):  # programs end in any order, and this one hides nothing
+        for first in range(0, int(masked_m[group]), BLOCK_M):
+            begin = group * room + first
+            block = slice(begin, min(begin + BLOCK_M, len(flat)))  # the copy engine stops at the end of the tensor only
+            product = (rows[block] @ w[group].T).to(torch.bfloat16)
+            beyond = torch.arange(begin, begin + len(product)) >= group * room + int(masked_m[group])
+            product[beyond] = float("nan")  # whatever lay there was multiplied
+            flat[block] = product
 
 
 def _contiguous(a, b, d, m_indices, recipe_a=None, recipe_b=None) -> None:

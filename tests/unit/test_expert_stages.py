@@ -64,6 +64,7 @@ def test_flashinfer(weights: WeightFormat, rows: dict[str, Any]) -> None:
         (GatherGemm(block_n=64), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "block_n=64 must be 128 for fp8"),
         (DeepGemm("sideways"), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "form=sideways must be auto, masked or contig"),
         (DeepGemm(), RowFormat.BF16, FP8, Layout.RANK_MAJOR, "not bf16 rows with fp8 weights"),
+        (DeepGemm(), RowFormat.FP8, FP8, Layout.EXPERT_MAJOR, "capacity_rows=24 of each expert is not a multiple of 128"),
         (FlashInferMoe(), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "bf16 rows with bf16 or fp4 weights"),
         (FlashInferMoe(), RowFormat.BF16, BF16, Layout.EXPERT_MAJOR, "rank-major rows, not expert_major"),
     ],
