@@ -31,13 +31,16 @@ class Tiles:
     down_warps: int = 4
     down_per_sm: int = 2
     prefetch: int = 0  # bytes of each row of GEMM2's first weights that a program fetches while GEMM1 ends
+    balance: int = 0  # 1: GEMM1's sums are shared so that the last turn of the programs is full, not by powers of two
 
 
 def default_tiles(shape: ExpertShape) -> Tiles:
     """By how many pairs an expert is expected to have: a tile that holds them, so that weights are read once."""
     expected = shape.expected_rows_per_expert or max(1, shape.selections_bound // (4 * shape.num_local_experts))
     if expected <= 10:
-        return Tiles(block_t=16)
+        if shape.weight_format is WeightFormat.FP8 and expected > 4:  # every expert is hit: full turns of one program
+            return Tiles(block_t=16, warps=4, per_sm=1, stages=6)
+        return Tiles(block_t=16, warps=8)
     if expected <= 24:
         return Tiles(block_t=32, stages=4, warps=8, per_sm=1, down_stages=5)
     return Tiles(block_t=64, stages=4, warps=8, per_sm=1, down_stages=4, down_warps=8, down_per_sm=1)
@@ -51,7 +54,7 @@ class GatherGemm(ExpertCompute):
     def __init__(
         self, block_t: int = 0, block_n: int = 0, stages: int = 0, warps: int = 0, per_sm: int = 0,
         down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
-        prefetch: int = 0,
+        prefetch: int = 0, balance: int = 0,
     ) -> None:  # fmt: skip
         """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
         given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
@@ -100,7 +103,10 @@ class GatherGemm(ExpertCompute):
         self._block_k = width = 128 if self._fp8 else 64  # one swizzle of shared memory
         experts, hidden, inter = shape.num_local_experts, shape.hidden, shape.intermediate
         self._units = self._sms * tiles.per_sm
-        self._index = PairIndex(shape, tiles.block_t, device, column_blocks=inter // tiles.block_n, units=self._units)
+        self._index = PairIndex(
+            shape, tiles.block_t, device, column_blocks=inter // tiles.block_n, units=self._units,
+            balance=bool(tiles.balance),
+        )  # fmt: skip
         places = self._index.max_tiles * tiles.block_t
         floats = {"dtype": torch.float32, "device": device}
         self._h = torch.zeros((places, inter), dtype=self._element, device=device)

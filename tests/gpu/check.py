@@ -53,7 +53,7 @@ from peers import prepare
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/gpu/config"
 LAYER_WORDS = "model.num_experts=64 dispatch_format=fp8 tokens_per_rank=1,8,32,128,512,2048 timing.launches=1"
-EXPERT_WORDS = "--formats fp8 --limit-s 200"
+EXPERT_WORDS = "--limit-s 200"
 PEERS = (
     *(
         "flashinfer_one_sided",

@@ -99,6 +99,27 @@ def test_few_tiles_share_their_sums(formats: str) -> None:
 
 
 @pytest.mark.parametrize("formats", FORMATS)
+def test_sums_are_shared_among_any_number(formats: str) -> None:
+    """Two units for 16 programs: five parts of each keep ten busy, which draws as much as sixteen would."""
+    shape = shape_of(*FORMATS[formats], hidden=1024, num_local_experts=2, capacity_rows=12)
+    compute = GatherGemm(block_t=16, per_sm=8, balance=1)
+    compared(compute, shape, rank_major(shape), times=2)
+    assert int(compute._index.schedule[index_kernel.SPLITS.value]) == 5
+
+
+@pytest.mark.parametrize(
+    ("experts", "balance", "splits"), [(4, 1, 4), (5, 1, 3), (8, 1, 2), (9, 1, 3), (9, 0, 2), (17, 1, 1)]
+)
+def test_parts_of_sums_fill_the_last_turn(experts: int, balance: int, splits: int) -> None:
+    """As many experts as are hit, each of one tile and 16 units, on 264 programs: 9 x 16 x 2 would leave 24 for a turn."""
+    shape = shape_of(*FORMATS["bf16"], num_local_experts=experts, first_slot=0, capacity_rows=12)
+    index = PairIndex(shape, 16, torch.device("cpu"), column_blocks=16, units=264, balance=bool(balance))
+    index.fill(rank_major(shape, share=1.0, headers=False, slots=experts), pdl=False)
+    tiles, found, _, _ = index.schedule.tolist()
+    assert (tiles, found) == (experts, splits)
+
+
+@pytest.mark.parametrize("formats", FORMATS)
 def test_other_tiles_give_the_same(formats: str) -> None:
     shape = shape_of(*FORMATS[formats], intermediate=256)
     narrow = {} if formats == "fp8" else {"block_n": 64}

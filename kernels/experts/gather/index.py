@@ -15,7 +15,14 @@ class PairIndex:
     """What `index_kernel` writes. Tiles have `block_t` pairs."""
 
     def __init__(
-        self, shape: ExpertShape, block_t: int, device: "torch.device", *, column_blocks: int = 1, units: int = 0
+        self,
+        shape: ExpertShape,
+        block_t: int,
+        device: "torch.device",
+        *,
+        column_blocks: int = 1,
+        units: int = 0,
+        balance: bool = False,
     ) -> None:
         """Take memory.
 
@@ -25,10 +32,12 @@ class PairIndex:
             device: where.
             column_blocks: units of work that a tile is to GEMM1.
             units: of GEMM1 that are wanted; with fewer, programs share a sum. 0 = they never do.
+            balance: share sums so that the last turn of the programs is full, not by powers of two.
         """
         import torch
 
         self._shape, self.block_t, self._column_blocks, self._units = shape, block_t, column_blocks, units
+        self._balance = balance and units > 0
         bound, experts = shape.selections_bound, shape.num_local_experts
         self.max_tiles = bound // block_t + min(experts, bound)
 
@@ -70,6 +79,7 @@ class PairIndex:
             E=shape.num_local_experts, E_PAD=triton.next_power_of_2(shape.num_local_experts), K=shape.top_k,
             K_PAD=triton.next_power_of_2(shape.top_k), ROWS=_ROWS, BLOCK_T=self.block_t,
             COLUMN_BLOCKS=self._column_blocks, MAX_SPLITS=max_splits if self._units else 1,
+            BALANCE=self._balance,
             TWO_SETS=len(rows.sets) == 2, HAS_HEADERS=headers is not None, HAS_LIMIT=rows.count is not None, PDL=pdl,
             num_warps=4,
         )  # fmt: skip

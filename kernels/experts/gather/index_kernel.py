@@ -11,6 +11,29 @@ import triton.language as tl
 EPOCH_SHIFT = tl.constexpr(21)  # of kernels/onesided/layout.py; a test holds the two together
 TILES, SPLITS, SHARED, DROPPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Places in `schedule`: tiles, programs that share a sum of GEMM1, rows with several pairs, tiles without a place."""
+FULL_SHARE, PART_SHARE = tl.constexpr(0.6), tl.constexpr(0.02)  # see `_balanced`
+
+
+@triton.jit
+def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr):
+    """Into how many parts to cut each sum so that all are done soonest, in turns of `programs` units.
+
+    A turn that is not full takes less, but not below FULL_SHARE: fewer programs do not draw the memory's bandwidth. Each
+    part costs 2 % of a sum, for being stored and read. There is room for twice as many parts as programs.
+    """
+    splits = 1
+    least = 1e9
+    for parts in tl.static_range(1, MAX_SPLITS + 1):
+        units = blocks * parts
+        turns = units // programs
+        rest = (units - turns * programs).to(tl.float32) / programs
+        cost = (turns + tl.where(rest > 0, tl.maximum(rest, FULL_SHARE), 0.0)) / parts
+        if parts > 1:
+            cost += PART_SHARE * units.to(tl.float32) / programs
+        better = (cost < least) & ((parts == 1) | (units <= 2 * programs))
+        splits = tl.where(better, parts, splits)
+        least = tl.where(better, cost, least)
+    return splits
 
 
 _VARY = ["num_rows", "tokens_per_source", "first_slot", "max_tiles", "wanted_units"]  # from call to call
@@ -48,6 +71,7 @@ def index_kernel(
     BLOCK_T: tl.constexpr,  # pairs of a tile
     COLUMN_BLOCKS: tl.constexpr,  # of GEMM1
     MAX_SPLITS: tl.constexpr,
+    BALANCE: tl.constexpr,  # choose splits by how full the last turn of the programs is
     TWO_SETS: tl.constexpr,
     HAS_HEADERS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
@@ -100,8 +124,11 @@ def index_kernel(
         tl.store(expert_tile_ptr + each, first, mask=each < E)
         total_kept = tl.minimum(total, max_tiles)
         splits = 1
-        while (splits * 2 <= MAX_SPLITS) & (total_kept * COLUMN_BLOCKS * splits < wanted_units):
-            splits *= 2
+        if BALANCE:
+            splits = _balanced(total_kept * COLUMN_BLOCKS, wanted_units, MAX_SPLITS)
+        else:
+            while (splits * 2 <= MAX_SPLITS) & (total_kept * COLUMN_BLOCKS * splits < wanted_units):
+                splits *= 2
         shared = tl.load(counters_ptr + E, cache_modifier=".cg")
         tl.store(schedule_ptr + TILES, total_kept)
         tl.store(schedule_ptr + SPLITS, splits)

@@ -1,0 +1,101 @@
+"""How far right fp8 results stay below the oracle's bound, and faults above it: tensor cores emulated on the CPU.
+
+    python tests/benchmark/fp8_accumulation.py [--tokens 2000] [--hidden 256] [--intermediate 128] [--experts 4]
+
+For 13 bits and for 10 (tests/_tensor_core.py): what an element of GEMM1 loses, as a share of the root of the sum of its
+squared products (the bound's d is `ACCUMULATOR_LOSS`); the largest `times_allowed` of all tokens, which must stay below
+1; and the largest of each fault, which must be above. A chunk of 500 tokens at a time.
+"""
+
+import argparse
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+import torch  # noqa: E402
+
+from epcross.kernels.experts import oracle  # noqa: E402
+from epcross.kernels.experts.formats import Arithmetic, ExpertShape, WeightFormat  # noqa: E402
+from epcross.kernels.experts.rows import RankMajorRows  # noqa: E402
+from epcross.kernels.experts.weights import WeightCopy, make_weights  # noqa: E402
+from epcross.kernels.formats import RowFormat  # noqa: E402
+
+from tests import _tensor_core  # noqa: E402  # isort: skip
+from tests._experts import rank_major, shape_of  # noqa: E402  # isort: skip
+
+CHUNK = 500
+BITS = (13, 10)
+
+
+def lost(shape: ExpertShape, copy: WeightCopy, rows: RankMajorRows, bits: int) -> torch.Tensor:
+    """Errors of GEMM1's sums over what `ACCUMULATOR_LOSS` multiplies, of one expert and up to 16 rows."""
+    one = rows.sets[0]
+    x, scales = one.rows[:16], one.scales[:16]
+    values = oracle.row_values(shape.row_format, x, scales)
+    gate_up, _ = oracle.stored_experts(shape, copy)(shape.first_slot)
+    size = (values.square() @ gate_up.square().T).sqrt()
+    assert copy.gate_up_scales is not None
+    codes, factors = x.view(torch.float8_e4m3fn), scales.contiguous().view(torch.float32)
+    made = _tensor_core.product(codes, factors, copy.gate_up[0], copy.gate_up_scales[0], bits)
+    return (made.double() - values @ gate_up.T) / size
+
+
+def faults(copy: WeightCopy, rows: RankMajorRows) -> dict[str, tuple[WeightCopy, RankMajorRows]]:
+    """One of each, at the first token or the first expert's first block."""
+    one = rows.sets[0]
+    ids, weights = one.ids.clone(), one.weights.clone()
+    ids[0, 0] = -1
+    made = {"expert dropped": (copy, replace(rows, sets=(replace(one, ids=ids),)))}
+    if weights.shape[1] > 1:
+        weights[0, [0, 1]] = weights[0, [1, 0]]
+        made["weight swapped"] = copy, replace(rows, sets=(replace(one, weights=weights),))
+    for name in ("gate_up_scales", "down_scales"):
+        scales = getattr(copy, name).clone()
+        scales[0, 0, 0] = scales[0].flatten()[(scales[0] / scales[0, 0, 0]).log().abs().argmax()]
+        made[f"{name}: one block stale"] = replace(copy, **{name: scales}), rows
+    return made
+
+
+def main() -> None:
+    """Read the words, emulate, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, usual in (("tokens", 2000), ("hidden", 256), ("intermediate", 128), ("experts", 4), ("top-k", 2)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    words = parser.parse_args()
+    top_k, chunk = min(words.top_k, words.experts), min(CHUNK, words.tokens)
+    shape = shape_of(
+        RowFormat.FP8, WeightFormat.FP8, hidden=words.hidden, intermediate=words.intermediate, first_slot=0,
+        num_local_experts=words.experts, top_k=top_k, capacity_rows=chunk,
+    )  # fmt: skip
+    copy = make_weights(shape, seed=1, device="cpu").copies[0]
+    arithmetic = Arithmetic(intermediate=RowFormat.FP8)
+    worst = dict.fromkeys(BITS, 0.0)
+    seen: dict[str, float] = {}
+    for number in range(math.ceil(words.tokens / chunk)):
+        rows = rank_major(shape, seed=number, headers=False, share=1.0, slots=words.experts)
+        _, wanted = oracle.expected_of_rows(shape, copy, rows, arithmetic)
+        for bits in BITS:
+            if number == 0:
+                share = lost(shape, copy, rows, bits)
+                sys.stdout.write(
+                    f"{bits} bits: GEMM1 loses 2**{math.log2(share.std().item()):.1f} (one standard deviation),"
+                    f" at most 2**{math.log2(share.abs().max().item()):.1f}\n"
+                )
+            judged = oracle.judge(_tensor_core.layer(shape, copy, rows, bits), wanted)
+            worst[bits] = max(worst[bits], judged.times_allowed.max().item())
+        if number == 0:
+            for name, (bad_copy, bad_rows) in faults(copy, rows).items():
+                made = _tensor_core.layer(shape, bad_copy, bad_rows, BITS[0])
+                seen[name] = oracle.judge(made, wanted).times_allowed.max().item()
+    for bits, ratio in worst.items():
+        sys.stdout.write(f"{bits} bits: {words.tokens} right tokens reach {ratio:.2f} of what is allowed\n")
+    for name, ratio in seen.items():
+        sys.stdout.write(f"{name}: {ratio:.2f} times what is allowed\n")
+
+
+if __name__ == "__main__":
+    main()
