@@ -38,9 +38,10 @@ def default_tiles(shape: ExpertShape) -> Tiles:
     """By how many pairs an expert is expected to have: a tile that holds them, so that weights are read once."""
     expected = shape.expected_rows_per_expert or max(1, shape.selections_bound // (4 * shape.num_local_experts))
     if expected <= 10:
-        if shape.weight_format is WeightFormat.FP8 and expected > 4:  # every expert is hit: full turns of one program
-            return Tiles(block_t=16, warps=4, per_sm=1, stages=6)
-        return Tiles(block_t=16, warps=8)
+        if shape.weight_format is not WeightFormat.FP8:
+            return Tiles(block_t=16)
+        # where about every expert is hit, turns of one program a multiprocessor are full; see kernels/README.md
+        return Tiles(block_t=16, stages=6, per_sm=1) if expected > 4 else Tiles(block_t=16, warps=8)
     if expected <= 24:
         return Tiles(block_t=32, stages=4, warps=8, per_sm=1, down_stages=5)
     return Tiles(block_t=64, stages=4, warps=8, per_sm=1, down_stages=4, down_warps=8, down_per_sm=1)

@@ -11,7 +11,6 @@ the memory's bandwidth the weights took. For choosing; what is quoted comes from
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import statistics

@@ -73,7 +73,7 @@ def stack_bytes(binary: bytes, folder: Path) -> int:
     return int(found)
 
 
-@pytest.mark.parametrize("expected", [1, 16, 100])
+@pytest.mark.parametrize("expected", [1, 8, 16, 100])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_products_on_hopper(fp8: bool, expected: int, tmp_path: Path) -> None:
     tiles = tiles_at(expected, fp8)

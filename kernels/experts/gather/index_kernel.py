@@ -18,8 +18,8 @@ FULL_SHARE, PART_SHARE = tl.constexpr(0.6), tl.constexpr(0.02)  # see `_balanced
 def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr):
     """Into how many parts to cut each sum so that all are done soonest, in turns of `programs` units.
 
-    A turn that is not full takes less, but not below FULL_SHARE: fewer programs do not draw the memory's bandwidth. Each
-    part costs 2 % of a sum, for being stored and read. There is room for twice as many parts as programs.
+    A turn that is not full takes less, but not below FULL_SHARE: fewer programs do not draw the memory's bandwidth.
+    Each part costs PART_SHARE of a sum, for being stored and read. There is room for twice as many parts as programs.
     """
     splits = 1
     least = 1e9
