@@ -1,15 +1,17 @@
 """A committed run as the documents use it: its rows, and the documents that lie with them."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epcross.harness.analysis.cells import PHASE_WORDS
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
-from epcross.harness.terms import HEADLINES, Flag, Regime, Status
+from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
 
 Key = tuple[str, int]
 """(backend, tokens per rank)."""
@@ -34,7 +36,7 @@ class EvidenceRun:
         return sorted({row.ep_size for row in self.headline_rows()})
 
     def headline_rows(self, regime: Regime | None = None, ep_size: int | None = None) -> list[Record]:
-        """Round trips that are ok and carry no flag but `within_launch`, which captions state."""
+        """Round trips, layers or expert stages that are ok with no flag but `within_launch`, which captions state."""
         return [
             row
             for row in self.rows
@@ -45,15 +47,55 @@ class EvidenceRun:
             and ep_size in (None, row.ep_size)
         ]
 
-    def times_us(self, regime: Regime, ep_size: int) -> dict[Key, list[float]]:
-        """Round trips of every repeat by backend and tokens per rank, both in order."""
-        order = list(self.backends)
-        found: dict[Key, list[float]] = {}
-        rows = self.headline_rows(regime, ep_size)
-        for row in sorted(rows, key=lambda row: (order.index(row.backend), row.tokens_per_rank)):
-            assert row.latency_us is not None
-            found.setdefault((row.backend, row.tokens_per_rank), []).append(row.latency_us)
+    def series(self) -> dict[str, tuple[str, str]]:
+        """Label and colour of each series with rows to rest on, in the order of the sweep's backends."""
+        order, name_of = list(self.backends), names(self.rows)
+        found: dict[str, tuple[str, str]] = {}
+        for row in sorted(self.headline_rows(), key=lambda row: order.index(row.backend)):
+            config, name = self.backends[row.backend], name_of(row)
+            found[name] = (name.replace(row.backend, config["label"], 1), config["color"])
         return found
+
+    def times_us(self, regime: Regime, ep_size: int) -> dict[Key, list[float]]:
+        """Headline latencies of every repeat by series and tokens per rank, both in order."""
+        order, name_of = list(self.series()), names(self.rows)
+        found: dict[Key, list[float]] = {}
+        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, ep_size)]
+        for number, row in sorted(rows, key=lambda pair: (pair[0], pair[1].tokens_per_rank)):
+            assert row.latency_us is not None
+            found.setdefault((order[number], row.tokens_per_rank), []).append(row.latency_us)
+        return found
+
+
+def names(rows: Iterable[Record]) -> Callable[[Record], str]:
+    """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for backend, own in {(row.backend, _variables(row)) for row in rows}:
+        for name, value in json.loads(own).items():
+            seen.setdefault((backend, name), set()).add(json.dumps(value))
+
+    def name_of(row: Record) -> str:
+        own = json.loads(_variables(row))
+        words = [
+            f"{name}={value}"
+            for name, value in own.items()
+            if value not in (None, "") and len(seen.get((row.backend, name), ())) > 1
+        ]
+        return " ".join([row.backend, *words])
+
+    return name_of
+
+
+def _variables(row: Record) -> str:
+    """What may tell series of one backend apart, as JSON."""
+    told = {name: getattr(row, name) for name in ("compute", "num_experts", "dispatch_format", "weight_format")}
+    return json.dumps({**told, **json.loads(row.compute_options or "{}"), **json.loads(row.options)})
+
+
+def what(run: EvidenceRun) -> str:
+    """What its headline latencies are of."""
+    phases = dict.fromkeys(row.phase for row in run.headline_rows())
+    return " or ".join(PHASE_WORDS[Phase(phase)] for phase in phases)
 
 
 def committed_runs(folder: Path) -> dict[str, EvidenceRun]:

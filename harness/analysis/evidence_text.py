@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 
-from epcross.harness.analysis.evidence_run import EvidenceRun
+from epcross.harness.analysis.evidence_run import EvidenceRun, what
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
+from epcross.harness.record import Record
 from epcross.harness.terms import Regime, Sharing
 
 
 def figure(run: EvidenceRun) -> str:
     """The figure and its caption. `{root}` stands for the way to the repository's root."""
     sweep = run.run.sweep
-    return f"![Round trip against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
+    return f"![{what(run).capitalize()} against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
 
 
 def caption(run: EvidenceRun) -> str:
@@ -24,7 +25,7 @@ def caption(run: EvidenceRun) -> str:
         count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
     estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
     models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
-    formats = ", ".join(sorted({f"{row.dispatch_format} out, {row.combine_format} back" for row in rows}))
+    formats = ", ".join(sorted({_formats(row) for row in rows}))
     inside = " ".join(sorted(set.intersection(*(set((row.boundary or "").split()) for row in rows))))
     domains = ", ".join(
         sorted({row.domain + (f" ({row.sharing})" if row.sharing != Sharing.NONE else "") for row in rows})
@@ -36,15 +37,20 @@ def caption(run: EvidenceRun) -> str:
     )
 
 
+def _formats(row: Record) -> str:
+    weights = f", {row.weight_format} weights" if row.weight_format else ""
+    return f"{row.dispatch_format} out, {row.combine_format} back{weights}"
+
+
 def table(run: EvidenceRun) -> str:
-    """Medians of the steady round trip, one table for each EP size, one column for each backend."""
+    """Medians of the steady round trip (or layer), one table for each EP size, one column for each series."""
     return "\n\n".join(_table(run, ep_size) for ep_size in run.ep_sizes() if run.times_us(Regime.STEADY, ep_size))
 
 
 def _table(run: EvidenceRun, ep_size: int) -> str:
     times = run.times_us(Regime.STEADY, ep_size)
-    backends = [name for name in run.backends if any(backend == name for backend, _ in times)]
-    heads = [f"{run.backends[name]['label']} (us)" for name in backends]
+    backends = {name: label for name, (label, _) in run.series().items() if any(own == name for own, _ in times)}
+    heads = [f"{label} (us)" for label in backends.values()]
     lines = [
         f"| tokens per rank, EP {ep_size}, steady | {' | '.join(heads)} |",
         f"| ---: | {' | '.join(['---:'] * len(heads))} |",

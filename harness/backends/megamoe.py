@@ -60,6 +60,8 @@ class MegaMoE(FusedLayer):
         if sm90 != (capability == 9):
             known = f"{_SM90[0]} x {_SM90[1]}" if capability == 9 else "mxfp8 x fp4 and bf16 x bf16"
             return [f"{self.name} has {known} on compute capability {capability}"]
+        if reason := vendor.no_module("deep_gemm", REMEDY):
+            return [reason]
         import deep_gemm  # type: ignore[import-not-found]
 
         needed = "fp8_mega_moe" if sm90 else "bf16_mega_moe"  # the latter since the ring buffer came
