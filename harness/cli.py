@@ -19,6 +19,7 @@ VERBS = {
     "reproduce": "epcross.harness.commands.reproduce:command",
     "report": "epcross.harness.commands.report:command",
     "compare": "epcross.harness.commands.compare:command",
+    "crossover": "epcross.harness.commands.crossover:command",
     "claims": "epcross.harness.commands.claims:command",
     "backends": "epcross.harness.commands.backends:command",
     "check": "epcross.harness.commands.check:command",

@@ -127,6 +127,16 @@ class Record:
     combine_row_bytes: int = column("Bytes of a combine row as it travels.", 0)
     metadata_bytes: int = column("Ids and weights that travel with a row.", 0)
     protocol_bytes: int | None = column("Flags, padding and re-arm per pair, largest over ranks.")
+    nvlink_tx_bytes: int | None = column(
+        "Bytes that one pair sends over NVLink, all ranks together, by NVML's counters over a chain of its own "
+        "(steady); to be set beside the view wire_bytes.",
+        since=4,
+    )
+    nvlink_rx_bytes: int | None = column("Bytes that arrive over NVLink, likewise.", since=4)
+    nvlink_pairs: int | None = column("Pairs of each rank that they were counted over.", since=4)
+    nvlink_note: str | None = column(
+        "Why there are no such counts, or what they hold where they differ from wire_bytes by more than 3 %.", since=4
+    )
     workspace_bytes: int | None = column("Held per rank for the exchange, largest over ranks.")
     num_sms: int = column("SMs used by the backend; 0 on the CPU, or where its library does not tell.", 0)
     sm_clock_mhz: int | None = column("Lowest SM clock of any rank's GPU, read before and after timing.", since=2)

@@ -25,6 +25,10 @@ class InvalidArguments(EpcrossError, ValueError):
         super().__init__("; ".join(self.problems))
 
 
+class NoCrossover(EpcrossError):
+    """No entry says which protocol is faster here; the message says how to get one, or do without."""
+
+
 class DoesNotFit(EpcrossError):
     """A workspace is larger than the memory that is free; the message has both sizes."""
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from epcross.kernels.formats import row_size
+from epcross.kernels.onesided.layout import Protocol
 
 
 class FakeExchange:
@@ -27,6 +28,7 @@ class FakeExchange:
         self.present = torch.zeros(places[1:], dtype=torch.bool)
         self.partials = torch.full((*places[1:], given["hidden"]), float("nan"), dtype=torch.bfloat16)
         self.slot_rank = torch.tensor([*given["placement"], -1])
+        self.protocol = Protocol.FENCE if given["protocol"] == "auto" else Protocol(given["protocol"])
         self.epoch, self.closed, self.checked = 1, False, 0
 
     def _seen(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -50,13 +52,18 @@ class FakeExchange:
                 self.weights[at, rank, source, token] = weights[source, token]
                 if scales is not None:
                     self.scales[at, rank, source, token] = scales[source, token]
-        landing = SimpleNamespace(
-            rows=self._seen(self.rows[at]),
-            scales=self._seen(self.scales[at]),
-            ids=self._seen(self.ids[at]),
-            weights=self._seen(self.weights[at]),
+        sets = tuple(
+            SimpleNamespace(
+                **{name: self._seen(getattr(self, name)[n]) for name in ("rows", "scales", "ids", "weights")}
+            )
+            for n in range(2)
         )
-        return SimpleNamespace(landing=lambda: landing, arrived=lambda: self._seen(self.present))
+        return SimpleNamespace(
+            sets=sets,
+            set_index=torch.full((self.ranks,), at, dtype=torch.int32),
+            landing=lambda: sets[at],
+            arrived=lambda: self._seen(self.present),
+        )
 
     def combine_buffer(self) -> torch.Tensor:
         return self._seen(self.partials)

@@ -10,6 +10,9 @@ Bytes are counts of the whole group times the bytes of a row as it travels, padd
     rank_bytes        one copy for each (token, destination rank), own rank included: the rows that land
     wire_bytes        one copy for each (token, other rank): what must cross the interconnect
 
+`nvlink_ratio` is what NVML's counters say was sent over `wire_bytes`, where pairs were counted; `nvlink_note` says why
+it is not close to 1.
+
 `<view>_gbps` are those bytes over `latency_us`, in 10^9 bytes per second, for all ranks together, as `floor_copy_gbps`.
 """
 
@@ -96,8 +99,8 @@ def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> p
 
     Every column of `Record` is there, and besides: `token_spread` and `capacity` (see `CONDITIONS`), `is_<flag>` for
     every flag, `<view>` and `<view>_gbps` for every one of `VIEWS` (phases dispatch, combine and round_trip; NaN
-    elsewhere), and `floor_<name>` for every time and bandwidth of the floors of these runs at the row's domain and EP
-    size (NaN where there is none). Closed lists are ordered categories. A text that was not reported is
+    elsewhere), `nvlink_ratio`, and `floor_<name>` for every time and bandwidth of the floors of these runs at the row's
+    domain and EP size (NaN where there is none). Closed lists are ordered categories. A text that was not reported is
     `NOT_REPORTED`; only numbers and `reason` can be missing.
 
     Args:
@@ -134,6 +137,9 @@ def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> p
         sent = frame[count].to_numpy(np.float64, na_value=np.nan) * row_bytes
         added[view] = sent.where(dispatched | combined)
         added[gbps(view)] = added[view] / frame["latency_us"] / 1e3
+    counted = frame["nvlink_tx_bytes"].to_numpy(np.float64, na_value=np.nan)
+    round_trip = frame["phase"] == Phase.ROUND_TRIP
+    added["nvlink_ratio"] = (counted / added["wire_bytes"]).where(round_trip & (added["wire_bytes"] > 0))
     return pd.concat([frame, pd.DataFrame(added), _floors(frame, paths)], axis=1)
 
 

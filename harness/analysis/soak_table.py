@@ -41,14 +41,14 @@ def failures(rows: Iterable[Record]) -> list[Record]:
 
 
 def soak_table(rows: Sequence[Record], plan: Plan) -> RenderableType:
-    """Cases, rounds and bytes of each backend."""
+    """Cases, minutes in those that ended well, rounds and bytes of each backend."""
     assert plan.soak is not None
     by_backend: dict[str, list[Record]] = defaultdict(list)
     for row in rows:
         by_backend[row.backend].append(row)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("backend", overflow="fold")
-    for heading in ("cases", "rounds verified", "GB moved, about"):
+    for heading in ("cases", "minutes", "rounds verified", "GB moved, about"):
         table.add_column(heading, justify="right")
     table.add_column("how they ended", overflow="fold")
     for name, own in sorted(by_backend.items()):
@@ -85,7 +85,8 @@ def _cells(name: str, rows: Sequence[Record]) -> list[Text]:
     units = _one_of_each_unit(rows)
     statuses = Counter(row.status for row in units)
     ended = ", ".join(f"{statuses[status]} {status}" for status in Status if statuses[status])
-    words = [name, str(len(units)), f"{verified_rounds(rows):,}", f"{moved_gb(rows):.3g}", ended]
+    minutes = f"{sum(row.wall_s or 0 for row in units) / 60:.1f}"
+    words = [name, str(len(units)), minutes, f"{verified_rounds(rows):,}", f"{moved_gb(rows):.3g}", ended]
     return [Text(word) for word in words]
 
 

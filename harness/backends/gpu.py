@@ -13,7 +13,7 @@ Where rows come in no stable order (`stable_order`), partials depend on the rank
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,29 @@ class DeviceReceived:
         return Received(**{name: _array(getattr(self, name)) for name in self.__slots__})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landed:
+    """What a dispatch left where it landed: C places for each source rank, by token. Garbage where nothing came."""
+
+    present: "torch.Tensor"  # bool [ep_size, C]: what came
+    rows: "torch.Tensor"  # uint8 [ep_size, C, padded_row_bytes]
+    scales: "torch.Tensor"  # uint8 [ep_size, C, padded_scale_bytes]
+    ids: "torch.Tensor"  # int32 [ep_size, C, top_k], as they travel: those of other ranks may be among them
+    weights: "torch.Tensor"  # float32 [ep_size, C, top_k], likewise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """Where outputs lie, for checks that are enqueued behind a call and captured with it: nothing here waits.
+
+    Addresses stay the same as long as the backend is prepared.
+    """
+
+    landed: "Callable[[], Sequence[Landed]]"  # of the last dispatch; enqueues at most, and is called before combine
+    partials: "Sequence[torch.Tensor]"  # bf16 [ep_size, C, hidden] of each rank: where combine reads
+    sums: "Sequence[Sequence[torch.Tensor]]"  # bf16 [T, hidden] of each set, and each rank
+
+
 class GpuBackend(Backend):
     """A baseline on a GPU. What `Backend` asks for in numpy follows from the methods here, for one rank a process."""
 
@@ -64,6 +87,10 @@ class GpuBackend(Backend):
     @abstractmethod
     def combined_ranks(self, set_index: int) -> "Sequence[torch.Tensor]":
         """As `Backend.combined`: bf16 [T, hidden] for each rank, possibly views. Waits and raises as above."""
+
+    def in_place(self) -> InPlace | None:
+        """Where outputs lie, if places are fixed and known without the host; else None. Valid after `prepare_ranks`."""
+        return None
 
     def prepare(self, point: Point, shard: Shard, group: Group) -> None:
         """See `Backend`."""

@@ -128,33 +128,37 @@ def identify(
     weights: "Tensor",  # [N, top_k]
     rows: "Tensor",  # [N, ...]
     scales: "Tensor | None",
+    ordered: bool = True,
 ) -> "tuple[Tensor, Tensor]":
     """Source and token [N] of rows that arrive without them, by their contents: bytes, and this rank's ids and weights.
 
     A row that is nobody's gets the place of one that is missing, so that a check says what is wrong with it; one too
     many gets token -1. Rows that agree in everything are interchangeable. Collective.
+
+    Args:
+        ordered: whether ids keep the order that the token has them in; else only which ones they are counts.
     """
     import torch
 
-    mine = torch.stack([_digest(point, r, inputs.ids, inputs) for r in range(point.ep_size)])  # [ep_size, T]
+    routed_here = [local_ids(point, r, inputs.ids) for r in range(point.ep_size)]
+    mine = torch.stack(
+        [_mixed(own, inputs.weights, inputs.rows, inputs.scales, ordered=ordered) for own in routed_here]
+    )
     sent = [
         np.frombuffer(data, np.int64).reshape(point.ep_size, -1)[rank]
-        for data in group.all_gather(mine.cpu().numpy().tobytes())
+        for data in group.all_gather(mine.cpu().numpy().tobytes())  # [ep_size, T]
     ]
     routed = [
         np.frombuffer(data, np.bool_).reshape(point.ep_size, -1)[rank]
         for data in group.all_gather(
-            torch.stack([(local_ids(point, r, inputs.ids) >= 0).any(dim=1) for r in range(point.ep_size)])
-            .cpu()
-            .numpy()
-            .tobytes()
+            torch.stack([(own >= 0).any(dim=1) for own in routed_here]).cpu().numpy().tobytes()
         )
     ]
     wanted: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for s in range(point.ep_size):
         for t in np.flatnonzero(routed[s])[::-1].tolist():
             wanted[s if source is not None else -1, int(sent[s][t])].append((s, t))
-    keys = _mixed(point, rank, ids, weights, rows, scales).cpu().tolist()
+    keys = _mixed(local_ids(point, rank, ids), weights, rows, scales, ordered=ordered).cpu().tolist()
     froms = [-1] * len(keys) if source is None else source.cpu().tolist()
     found = [left.pop() if (left := wanted.get((s, key))) else None for s, key in zip(froms, keys, strict=True)]
     spare: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -176,26 +180,57 @@ def as_identified(
     weights: "Tensor",  # [N, top_k]
     rows: "Tensor",  # [N, ...]
     scales: "Tensor | None",
+    ordered: bool = True,
 ) -> DeviceReceived:
     """`as_received` for rows whose source and token `identify` has to find. Collective."""
     source, token = identify(
-        point, rank, group, inputs, source=source, ids=ids, weights=weights, rows=rows, scales=scales
+        point, rank, group, inputs, source=source, ids=ids, weights=weights, rows=rows, scales=scales, ordered=ordered
     )
+    if not ordered:
+        ids, weights = in_own_order(point, rank, group, inputs, source=source, token=token, ids=ids, weights=weights)
     return as_received(point, rank, source=source, token=token, ids=ids, weights=weights, rows=rows, scales=scales)
 
 
-def _digest(point: Point, rank: int, ids: "Tensor", inputs: DeviceInputs) -> "Tensor":
-    return _mixed(point, rank, ids, inputs.weights, inputs.rows, inputs.scales)
+def in_own_order(
+    point: Point,
+    rank: int,
+    group: Group,
+    inputs: DeviceInputs,
+    *,
+    source: "Tensor",  # [N]
+    token: "Tensor",  # [N], -1 where it is nobody's
+    ids: "Tensor",  # [N, top_k] global
+    weights: "Tensor",  # [N, top_k]
+) -> "tuple[Tensor, Tensor]":
+    """Ids and weights put where the token itself has them, for libraries that deliver them sorted. Collective.
 
-
-def _mixed(
-    point: Point, rank: int, ids: "Tensor", weights: "Tensor", rows: "Tensor", scales: "Tensor | None"
-) -> "Tensor":
-    """A 64-bit hash of each row as `rank` must receive it: every word mixed with its place, and added up."""
+    Nothing wrong is mended: a row with an id that its token did not choose, or without one that it did, stays as it is.
+    """
     import torch
 
-    own = local_ids(point, rank, ids).int()
+    chosen = np.full((point.ep_size, max(1, *point.tokens) + 1, point.model.top_k), -1, np.int32)
+    for r, (of_rank, _) in enumerate(gather_routing(group, inputs)):
+        chosen[r, : len(of_rank)] = of_rank  # the last row stays -1: the token that is nobody's
+    at = torch.from_numpy(chosen).to(ids.device)[source.long(), token.long()]
+    own, given = local_ids(point, rank, at), local_ids(point, rank, ids)
+    same = (own[:, :, None] == given[:, None, :]) & (own >= 0)[:, :, None]
+    whole = (same.sum(dim=(1, 2)) == (own >= 0).sum(dim=1)) & (same.sum(dim=(1, 2)) == (given >= 0).sum(dim=1))
+    moved = torch.where(own >= 0, weights.gather(1, same.int().argmax(dim=2)), torch.zeros_like(weights))
+    return torch.where(whole[:, None], own.to(ids.dtype), ids), torch.where(whole[:, None], moved, weights)
+
+
+def _mixed(own: "Tensor", weights: "Tensor", rows: "Tensor", scales: "Tensor | None", *, ordered: bool) -> "Tensor":
+    """A 64-bit hash of each row as a rank must receive it: every word mixed with its place, and added up.
+
+    `own` are the ids of that rank, -1 elsewhere; what the weights beside a -1 are does not matter.
+    """
+    import torch
+
+    own = own.int()
     kept = torch.where(own >= 0, weights, torch.zeros_like(weights)).float()
+    if not ordered:
+        own, order = own.sort(dim=1)
+        kept = kept.gather(1, order)
     parts = [as_bytes(rows), as_bytes(own), as_bytes(kept)]
     if scales is not None and scales.numel():
         parts.append(as_bytes(scales))

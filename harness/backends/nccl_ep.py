@@ -40,6 +40,7 @@ class NcclEP(GpuBackend):
     algorithm: ClassVar[str]  # a member of the library's Algorithm
     layout: ClassVar[str]  # a member of its Layout
     landed_ids: ClassVar[str]  # the torch type that ids arrive as
+    ordered: ClassVar[bool] = True  # whether a row's ids keep the token's own order
 
     _library_group: Any = None
     _handle: Any = None
@@ -206,6 +207,7 @@ class NcclEP(GpuBackend):
                 weights=weights,
                 rows=rows,
                 scales=scales,
+                ordered=self.ordered,
             )
         ]
 

@@ -16,6 +16,7 @@ class NcclEPHighThroughput(NcclEP):
 
     name = "nccl_ep_ht"
     algorithm, layout, landed_ids = "HIGH_THROUGHPUT", "FLAT", "int64"
+    ordered = False  # it routes by a dense map, from which ids come back ascending and without gaps
 
     def limits(self, point: Point) -> list[str]:
         """See `NcclEP`."""

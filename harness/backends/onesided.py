@@ -2,18 +2,20 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from epcross.harness.backends.base import Batch, Description, Group, Shard
-from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
+from epcross.harness.backends.gpu import DeviceReceived, GpuBackend, InPlace, Landed
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
 from epcross.kernels.formats import RowSize, row_size
-from epcross.kernels.onesided.agreement import shape_of, unavailable
+from epcross.kernels.onesided.agreement import AUTO, protocols_of, shape_of, unavailable
+from epcross.kernels.onesided.crossover import Crossovers, NoCrossover
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +27,7 @@ _COMBINE = frozenset({Boundary.TRANSFER, Boundary.REDUCE})
 class OneSided(GpuBackend):
     """What both protocols have in common."""
 
-    protocol: ClassVar[Protocol]
+    protocol: ClassVar[str]  # one of `Protocol`, or `AUTO`
     domains = frozenset({Domain.NVLINK, Domain.SHARED_GPU})
     host_sync = False
     graph = GraphSupport.YES
@@ -66,7 +68,8 @@ class OneSided(GpuBackend):
 
     def workspace_bytes(self, point: Point) -> int:
         """The workspace of one rank. Raises `ValueError` for a shape beyond the limits."""
-        return layout(self.protocol, _shape(point)).total_bytes
+        shape = _shape(point)
+        return max(layout(protocol, shape).total_bytes for protocol in protocols_of(self.protocol))
 
     def prebuild(self) -> None:
         """Compile for the GPU of this machine, exchange and instruments."""
@@ -106,6 +109,7 @@ class OneSided(GpuBackend):
             timeout_s=_number(self.options["timeout_s"]),
             num_sms=num_sms or None,
             programmatic_launch=bool(self.options["programmatic_launch"]),
+            **self._more(),
         )
         # a dropped selection (-1) indexes the last entry: a rank that does not exist
         slot_rank = np.append(shards[0].slot_rank, np.int32(-1))
@@ -116,6 +120,10 @@ class OneSided(GpuBackend):
         self._arrived: dict[int, list[tuple[Tensor, ...]]] = {}  # source and token of each row, sources ascending
         for index in range(len(shards[0].batches)):
             self.refill_ranks(index, [shard.batches[index] for shard in shards])
+
+    def _more(self) -> dict[str, Any]:
+        """Arguments of the exchange beside those that all protocols take."""
+        return {}
 
     def _input(self) -> dict[str, "Tensor"]:
         torch, size, top_k = self._torch, self._size, self._point.model.top_k
@@ -190,6 +198,33 @@ class OneSided(GpuBackend):
         self._wait()
         return [self._of_rank(self._out[set_index], local)[:count] for local, count in enumerate(self._counts)]
 
+    def in_place(self) -> InPlace:
+        """See `GpuBackend`."""
+        buffer, every = self._opened().combine_buffer(), range(self._local)
+        return InPlace(
+            landed=self._landed_in_place,
+            partials=[self._of_rank(buffer, local) for local in every],
+            sums=[[self._of_rank(out, local)[: self._counts[local]] for local in every] for out in self._out],
+        )
+
+    def _landed_in_place(self) -> list[Landed]:
+        """Of two landing sets the device alone knows which is the last dispatch's, in a graph that is replayed."""
+        sets, arrived = self._landed.sets, self._landed.arrived()
+        index = self._landed.set_index.view(*(() if self._local == 1 else (self._local,)), 1, 1, 1)
+
+        def last(name: str) -> "Tensor":
+            held = [getattr(landing, name) for landing in sets]
+            return held[0] if len(held) == 1 else self._torch.where(index == 0, *held)
+
+        values = {name: last(name) for name in ("rows", "scales", "ids", "weights")}
+        return [
+            Landed(
+                present=self._of_rank(arrived, local),
+                **{name: self._of_rank(value, local) for name, value in values.items()},
+            )
+            for local in range(self._local)
+        ]
+
     def poison(self) -> None:
         """See `Backend`. Landing words of Sentinel must stay armed, so the sums alone; all ones is a NaN in bf16."""
         for out in self._out:
@@ -231,15 +266,10 @@ class OneSided(GpuBackend):
 
     def _protocol_bytes(self) -> int:
         """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
-        at = layout(self.protocol, _shape(self._point))
-        shape = at.shape
-        headers = 8 * shape.ep_size * max(self._counts, default=0)  # one for every (token, rank), sent or not
         received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
-        padding = received * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
-        if self.protocol is Protocol.FENCE:
-            return headers + padding + 2 * 8 * shape.ep_size  # a flag for each peer and direction, at least
-        rearmed = received * (16 * shape.record_vectors + at.escape_stride + 16 * shape.partial_vectors)
-        return 2 * headers + padding + rearmed
+        tokens = max(self._counts, default=0)
+        at = layout(self._opened().protocol, _shape(self._point))
+        return sent_bytes(at, tokens=tokens, rows=received) + own_bytes(at, tokens=tokens, rows=received)
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
         return tensor if self._local == 1 else tensor[local]
@@ -276,6 +306,44 @@ class OneSidedSentinel(OneSided):
     }
 
 
+class OneSidedAuto(OneSided):
+    """Whichever of the two was measured to be faster at so many tokens on such a machine, by a stored crossover."""
+
+    name = "onesided_auto"
+    protocol = AUTO
+    boundary = OneSidedSentinel.boundary  # the wider one: Fence has nothing to arm
+
+    @classmethod
+    def option_defaults(cls) -> Mapping[str, Scalar]:
+        """`crossover` is the file that `epcross crossover RUN --save FILE` wrote; there is no other default."""
+        return {**super().option_defaults(), "crossover": ""}
+
+    def unavailable(self) -> str | None:
+        """As the others; or no crossover was given, or it cannot be read."""
+        if why := super().unavailable():
+            return why
+        path = str(self.options["crossover"])
+        if not path:
+            return (
+                "nobody said which protocol is faster here: measure both (sweep=onesided_nvlink), write the crossover "
+                "with `epcross crossover RUN --save FILE`, and give it as backend.options.crossover=FILE"
+            )
+        try:
+            Crossovers.load(path)
+        except NoCrossover as error:
+            return str(error)
+        return None
+
+    def describe(self) -> Description:
+        """See `Backend`. Says which protocol the tokens of the point chose, and by which file."""
+        told = super().describe()
+        chosen = f"{self._opened().protocol} by {self.options['crossover']}"
+        return replace(told, algorithm=f"{chosen}; {told.algorithm}")
+
+    def _more(self) -> dict[str, Any]:
+        return {"crossover": str(self.options["crossover"])}
+
+
 def _shape(point: Point) -> Shape:
     return shape_of(
         ep_size=point.ep_size,
@@ -284,6 +352,24 @@ def _shape(point: Point) -> Shape:
         hidden=point.model.hidden,
         dispatch_format=point.dispatch_format,
     )
+
+
+def sent_bytes(at: Layout, *, tokens: int, rows: int) -> int:
+    """What a rank with `tokens` tokens stores to all ranks in a round besides rows, scales, ids, weights and partials,
+    if `rows` go out: headers, padding, flags. What is for other ranks crosses the links, and is not in `wire_bytes`."""
+    shape = at.shape
+    headers = 8 * shape.ep_size * tokens  # one for every (token, rank), sent or not
+    padding = rows * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
+    flags = 2 * 8 * shape.ep_size if at.protocol is Protocol.FENCE else 0  # one for each peer and direction, at least
+    return headers + padding + flags
+
+
+def own_bytes(at: Layout, *, tokens: int, rows: int) -> int:
+    """What a rank stores to its own memory in a round besides what it receives: armed words. Crosses no link."""
+    if at.protocol is Protocol.FENCE:
+        return 0
+    records = rows * (16 * at.shape.record_vectors + at.escape_stride + 16 * at.shape.partial_vectors)
+    return 8 * at.shape.ep_size * tokens + records
 
 
 def _sharers(point: Point) -> int:

@@ -50,7 +50,19 @@ def torch_group(group: Group, backend: str = "nccl") -> Any:
     made = _groups.setdefault(group, {})
     if backend not in made:
         made[backend] = group.torch(backend)
+        if backend == "nccl":
+            _connect(made[backend])
     return made[backend]
+
+
+def _connect(torch_group: Any) -> None:
+    """Have torch make its NCCL communicator now. It does so at the first collective, and until then hands out a null
+    pointer, which a library that goes on with the communicator follows."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.zeros(1, device=device()), group=torch_group)
+    synchronize()
 
 
 def no_gpu(least: tuple[int, int] = (0, 0)) -> str | None:

@@ -30,7 +30,7 @@ GRAPH_PAIRS = 200
 
 INSTRUMENT_ITERATIONS = 64
 HOLD_US = 300.0
-"""Longer than Python takes to enqueue one pair and its stamps; only eager series and spans need it."""
+"""Longer than Python takes to enqueue one pair and its stamps, or a few replays."""
 
 PROFILER_SLOWDOWN = 5.0
 """By how much a profiler may slow the host down, generously."""
@@ -62,6 +62,9 @@ class CudaTimer:
         run = self._runner(name, size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
         with device.range(f"{name} {replays} x {size} pairs"):
+            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the hold
+            # a short series would time the host
+            device.hold(HOLD_US)
             run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
             first = device.mark()
             for _ in range(replays):
@@ -71,6 +74,18 @@ class CudaTimer:
             period_us = device.elapsed_us(first, last) / self._steady_pairs
             device.synchronize()
         return Series(values_us={Phase.ROUND_TRIP: [period_us]}, starts_ns=[0], pairs=self._steady_pairs)
+
+    def chain(self, pair: Pair, *, pairs: int, sets: int) -> int:
+        """Run at least `pairs` pairs as `steady` does, each set equally often, and wait for them; how many they were.
+        Nothing is timed. Collective."""
+        size = -(-min(pairs, GRAPH_PAIRS) // sets) * sets
+        replays = -(-pairs // size)
+        run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
+        self._line_up()
+        for _ in range(replays):
+            run()
+        self._device.synchronize()
+        return size * replays
 
     def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
         """See `Timer`."""
@@ -90,6 +105,7 @@ class CudaTimer:
             pairs = self._steady_pairs or self.graph_pairs
             size = min(pairs, self.graph_pairs)
             run = self._runner("empty", 1, sets, self._device.empty)
+            self._device.hold(HOLD_US)
             run()
             first = self._device.mark()
             for _ in range(max(1, pairs // size)):
@@ -98,6 +114,11 @@ class CudaTimer:
         count = INSTRUMENT_ITERATIONS
         stamps = self._stamped("instrument", 2, count, sets, lambda slot, _: self._between(slot, lambda: None))
         return round(statistics.median((b - a) / NS_PER_US for a, b in zip(stamps[::2], stamps[1::2], strict=True)), 4)
+
+    def replayable(self, name: str, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """What runs all that `enqueue` enqueues: its graph, captured when first asked for under this name, if the
+        backend can be captured. Until `close`."""
+        return self._runner(name, 1, 1, enqueue)
 
     def close(self) -> None:
         """See `Timer`. Graphs hold addresses of the backend's buffers, so they go first."""

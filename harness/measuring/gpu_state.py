@@ -60,6 +60,12 @@ class GpuMonitor:
 
 def open_monitor() -> GpuMonitor | None:
     """A monitor of torch's current GPU; None without NVML or a GPU."""
+    found = nvml_here()
+    return GpuMonitor(*found) if found else None
+
+
+def nvml_here() -> tuple[Any, Any] | None:
+    """The module pynvml and its handle of torch's current GPU; None without NVML or a GPU."""
     try:
         import pynvml
         import torch
@@ -72,7 +78,7 @@ def open_monitor() -> GpuMonitor | None:
         nvml.nvmlInit()
         properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         # by UUID: NVML counts all GPUs of the host, and in another order than CUDA may
-        return GpuMonitor(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}"))
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
     except nvml.NVMLError:
         return None
 

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
 from epcross.harness.backends.layer import LayerBackend, hidden_point
-from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, open_monitor, summary
+from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, nvml_here, open_monitor, summary
+from epcross.harness.measuring.link_bytes import difference, pair_row_bytes
 from epcross.harness.measuring.nvtx import staged
 from epcross.harness.measuring.timer import HostTimer, Timer
 from epcross.harness.measuring.timing import pairs_for
@@ -30,13 +31,16 @@ from epcross.harness.measuring.unit_rows import (
 from epcross.harness.point import Point, Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext, base_record, failed_records
-from epcross.harness.terms import Domain, Flag, Phase, Stage, Status
+from epcross.harness.terms import Domain, Flag, Phase, Regime, Stage, Status
 from epcross.harness.verification.local_ranks import LocalRanks, local_ranks
 from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload import traffic
 from epcross.harness.workload.batches import GroupBatch, group_batch, ids_hash
 from epcross.harness.workload.placement import Slots, lay_out
 from epcross.harness.workload.tape import Payload
+
+if TYPE_CHECKING:
+    from epcross.harness.measuring.link_counters import LinkCount
 
 EXACT_SET = 1_000
 """Set numbers from here on are used in checks only, so that a check never repeats a timed set's ids."""
@@ -80,6 +84,7 @@ def measure_unit(
     try:
         chains = session.run()
         facts = {**session.timer_fields(), **session.gpu_fields(), **session.traffic_fields()}
+        facts |= session.link_fields()
         flags |= session.flags
         facts |= described_fields(backend, session.descriptions())
         facts |= session.layer_fields()
@@ -119,6 +124,7 @@ def measure_unit(
         boundary=None,
         **facts,
     )
+    common = replace(common, nvlink_note=common.nvlink_note or difference(common))
     return unit_result(unit, timing, common, gathered, flags=flags, boundary=backend.boundary)
 
 
@@ -144,6 +150,7 @@ class UnitSession:
         self.timer: Timer | None = None
         self.monitor: GpuMonitor | None = None
         self.gpu_states: list[GpuState] = []  # of this process's GPU, before and after each seed's series
+        self.links: LinkCount | None = None
         self.flags: frozenset[Flag] = frozenset()  # that the measurement itself earned
         self.ids: list[tuple[Int32, ...]] = []
         self.counts: list[traffic.Traffic] = []
@@ -179,6 +186,8 @@ class UnitSession:
         self.ranks.prepare(timed)
         self.timer = self._make_timer()
         self.monitor = None if self.point.domain is Domain.CPU else open_monitor()
+        if self.point.domain is Domain.NVLINK and self.point.regime is Regime.STEADY:
+            self.links = self._make_links()
         # compiling and tuning take unequal times; nobody may start a bounded wait before all are ready
         self.group.barrier()
 
@@ -191,6 +200,29 @@ class UnitSession:
 
         timer = LayerTimer if isinstance(self.backend, LayerBackend) else CudaTimer
         return timer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
+
+    def _make_links(self) -> "LinkCount":
+        from epcross.harness.measuring.link_counters import LinkCount, LinkCounters
+
+        found = nvml_here()
+        return LinkCount(LinkCounters(*found) if found else None, self.group)
+
+    def _count_links(self, pair_us: float) -> None:
+        """What the pairs of this seed send over the links; after all that is timed."""
+        if self.links is None:
+            return
+        from epcross.harness.measuring.cuda_timing import CudaTimer
+
+        assert isinstance(self.timer, CudaTimer)
+        counts = self.counts[-self.timing.sets :]
+        rows = sum(c.pairs_remote_sum for c in counts) / len(counts) / self.point.ep_size
+        sent_bytes = rows * pair_row_bytes(self.point)
+        self.links.count(self.timer, self.backend, pair_us=pair_us, sent_bytes=sent_bytes, sets=self.timing.sets)
+        self.backend.drain_timing()
+
+    def link_fields(self) -> dict[str, Any]:
+        """What NVML counted on the links of all ranks."""
+        return self.links.fields() if self.links else {}
 
     def _check_round(self, stage: Stage, set_index: int, batch: GroupBatch) -> None:
         """One pair with new inputs in poisoned buffers, checked on every rank; raises `Incorrect` on all together."""
@@ -234,6 +266,7 @@ class UnitSession:
             chains.append(Chain(seed=seed, chain=chain, series=series))
             # what was timed is what is checked: the last timed pair must have left this set's true sums
             self._agree(Stage.TIME, self.ranks.check_timed(last_set, timed[last_set]))
+        self._count_links(slowest_us)
         return chains
 
     def _read_gpu(self) -> None:

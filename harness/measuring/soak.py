@@ -7,20 +7,20 @@ Ranks run apart as far as the protocol lets them: one may be checking while its 
 turns in an order of the burst's own. Their payloads differ, so that rows of another set are seen; and from one visit
 to the next a set's partials change their sign, so that sums a combine did not write are seen, too. Negation is exact in
 every format and order of reduction.
+
+Where outputs lie on a GPU they are compared there: `device_soak`.
 """
 
-import json
-import random
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from epcross.harness.backends.base import Backend, BF16Bits, Group, Received
+from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.errors import EpcrossError
-from epcross.harness.measuring.measure import Incorrect, UnitSession, measure_unit
-from epcross.harness.measuring.unit_rows import Chain
+from epcross.harness.measuring.measure import measure_unit
+from epcross.harness.measuring.soak_session import SoakSession, Wrong
 from epcross.harness.point import Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext
@@ -29,15 +29,7 @@ from epcross.harness.verification.local_ranks import HostRank
 from epcross.harness.verification.sums import differ
 from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload.batches import GroupBatch
-from epcross.harness.workload.tape import Payload
 
-SOAK_SET = 10_000
-"""Set numbers from here on are those of soaks."""
-
-VISITS = 4
-"""Of a burst to each of its sets."""
-
-_PAYLOADS = (Payload.ADVERSARIAL, Payload.RANDOM, Payload.EXACT)
 _SIGN = np.uint16(0x8000)
 
 
@@ -54,7 +46,12 @@ def soak_unit(
 
     The latency is that of the short chain timed before, bounded by `timing.max_pairs`.
     """
-    return measure_unit(backend, unit, timing, group, context, report_stage, flags, session_type=SoakSession)
+    session_type: type[SoakSession] = HostSoak
+    if isinstance(backend, GpuBackend):
+        from epcross.harness.measuring.device_soak import DeviceSoak
+
+        session_type = DeviceSoak
+    return measure_unit(backend, unit, timing, group, context, report_stage, flags, session_type=session_type)
 
 
 @dataclass(slots=True)
@@ -67,56 +64,23 @@ class _Visited:
     visits: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wrong:
-    """The first wrong output of a burst on this rank."""
+class HostSoak(SoakSession):
+    """For one rank in each process, whose outputs are numpy arrays."""
 
-    round: int
-    part: int  # 0: rows, 1: sums; rows come first
-    sentence: str
-
-
-class SoakSession(UnitSession):
-    """A unit that goes on verifying. For one rank in each process, whose outputs are numpy arrays."""
-
-    def run(self) -> list[Chain]:
-        """The chains of the unit, once the soak is over."""
+    def _rounds(self, order: Sequence[int], batches: Sequence[GroupBatch]) -> Wrong | None:
         ranks = self.ranks
         if not isinstance(ranks, HostRank):
-            raise EpcrossError(f"a soak runs in domain cpu, not in {self.point.domain}; use epcross run")
+            raise EpcrossError(f"{self.point.backend} holds several ranks, and its outputs are no numpy arrays")
         self.checker = ranks.checker
-        deadline = time.monotonic() + self.timing.chain_ms / 1e3
-        chains = super().run()
-        number = 0
-        while number == 0 or self._goes_on(deadline):
-            self._burst(number)
-            number += 1
-        return chains
-
-    def _goes_on(self, deadline: float) -> bool:
-        """Rank 0's clock decides for all."""
-        return self.group.all_gather(b"1" if time.monotonic() < deadline else b"")[0] == b"1"
-
-    def _burst(self, number: int) -> None:
-        backend, group, sets = self.backend, self.group, self.timing.sets
-        first = SOAK_SET + number * sets
-        batches = [self._batch(0, first + s, _PAYLOADS[(number + s) % len(_PAYLOADS)]) for s in range(sets)]
-        group.barrier()  # no peer may still be writing when inputs and buffers change
-        for s, batch in enumerate(batches):
-            backend.refill(s, batch.batch(group.rank))
-        backend.poison()
-        group.barrier()  # no row may arrive at a rank that has yet to poison
         visited: dict[int, _Visited] = {}
-        wrong: _Wrong | None = None
-        order = visiting_order(sets, VISITS, number)
+        wrong: Wrong | None = None
         for n, s in enumerate(order):
             wrong = self._round(n, s, batches[s], visited, wrong)
-        self._agree_on_first(number, wrong)
-        self.verified_rounds += len(order)
+        return wrong
 
     def _round(
-        self, n: int, s: int, batch: GroupBatch, visited: dict[int, _Visited], wrong: _Wrong | None
-    ) -> _Wrong | None:
+        self, n: int, s: int, batch: GroupBatch, visited: dict[int, _Visited], wrong: Wrong | None
+    ) -> Wrong | None:
         """One pair. After a wrong output it is still run, for the peers, and no longer checked."""
         backend, checker = self.backend, self.checker
         backend.dispatch(s)
@@ -125,7 +89,7 @@ class SoakSession(UnitSession):
         if wrong is None and (seen is None or not _same(received, seen.received)):
             found = checker.check_received(batch, received)
             if found is not None:
-                wrong = _Wrong(round=n, part=0, sentence=str(found))
+                wrong = Wrong(round=n, part=0, rank=self.group.rank, sentence=str(found))
             else:  # a backend without a stable order comes here each time
                 visits = seen.visits if seen else 0
                 seen = _Visited(received, checker.partials(batch, received), seen.sums if seen else None, visits)
@@ -142,7 +106,7 @@ class SoakSession(UnitSession):
         backend.combine(s)
         sums = backend.combined(s)
         found = self._check_sums(batch, sums, sign, seen)
-        return None if found is None else _Wrong(round=n, part=1, sentence=str(found))
+        return None if found is None else Wrong(round=n, part=1, rank=self.group.rank, sentence=str(found))
 
     def _check_sums(self, batch: GroupBatch, sums: BF16Bits, sign: np.uint16, seen: _Visited) -> Mismatch | None:
         positive = sums ^ sign if isinstance(sums, np.ndarray) and sums.dtype == np.uint16 else sums
@@ -152,30 +116,6 @@ class SoakSession(UnitSession):
         if found is None:
             seen.sums = positive
         return found
-
-    def _agree_on_first(self, number: int, wrong: _Wrong | None) -> None:
-        """Raise `Incorrect` on all ranks for the first wrong output of any; what follows it may be its consequence."""
-        words = b"" if wrong is None else json.dumps([wrong.round, wrong.part, wrong.sentence]).encode()
-        told = [(*json.loads(data), rank) for rank, data in enumerate(self.group.all_gather(words)) if data]
-        if told:
-            n, _, sentence, rank = min(told, key=lambda item: (item[0], item[1], item[3]))
-            raise Incorrect(Stage.VERIFY_AFTER, rank, f"burst {number}, round {n} of the soak: {sentence}")
-
-
-def visiting_order(sets: int, visits: int, number: int) -> list[int]:
-    """`visits` visits to each set in an order of burst `number`, never the same set twice in a row (of two or more).
-
-    A rank that did nothing in a round would hold the rows of the round before, which are another set's.
-    """
-    drawn = random.Random(number)  # the same on every rank: all of one unit run the same interpreter
-    order: list[int] = []
-    for _ in range(visits):
-        turn = list(range(sets))
-        drawn.shuffle(turn)
-        if order and turn[0] == order[-1]:
-            turn.reverse()
-        order += turn
-    return order
 
 
 def _same(one: Received, other: Received) -> bool:

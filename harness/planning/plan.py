@@ -186,8 +186,6 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
     if config.soak is not None:
         drawn = drawn_points(config, config.soak)
         points = tuple(drawn)
-        if elsewhere := sorted({str(point.domain) for point in points} - {str(Domain.CPU)}):
-            raise ConfigError(f"a soak runs in domain cpu, not in {', '.join(elsewhere)}; use device=cpu")
         soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
     else:
         points = () if config.floor_only else tuple(Assembler(config).points(config))
@@ -248,7 +246,7 @@ def _impossible(
     Unless they run `here`, what this machine lacks says nothing: the ranks will ask theirs.
     """
     found: dict[Point, Impossible] = {}
-    absent: dict[tuple[str, str], str | None] = {}
+    absent: dict[tuple[Any, ...], str | None] = {}
     instances: dict[tuple[Any, ...], Backend | None] = {}
     for point in points:
         key = (point.backend, point.options, point.compute, point.compute_options)
@@ -265,10 +263,10 @@ def _impossible(
             reason = "this host is one domain, and scope=scale_out spans several; take launcher=slurm"
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
             continue
-        asked = (point.backend, point.compute)
-        if asked not in absent:
-            absent[asked] = loader.unavailable(configs[point.backend], point.compute) if here else None
-        reason = absent[asked]
+        if key not in absent:  # an option may name a file that is not there
+            config = replace(configs[point.backend], options=dict(point.options))
+            absent[key] = loader.unavailable(config, point.compute) if here else None
+        reason = absent[key]
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
     return found

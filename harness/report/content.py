@@ -8,7 +8,7 @@ from epcross.harness.analysis.figures.crossover_map import Winner, winners
 from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.plots import draw, scenes
-from epcross.harness.report import models, tables
+from epcross.harness.report import links, models, tables
 from epcross.harness.report.document import Block, Bullets, Document, Paragraph, Picture, Section
 from epcross.harness.report.machine import what_was_run
 from epcross.harness.terms import Flag, Status
@@ -34,6 +34,8 @@ def document(material: Material) -> Document:
             *(table for scene in found for table in tables.latencies(scene, flagged=True)),
         ]
         sections.append(Section(title="Flagged points", blocks=blocks))
+    if counted := links.links(material):
+        sections.append(Section(title="Bytes on the links", blocks=counted))
     sections.append(Section(title="Floor of the machine", blocks=tables.floors(material)))
     ids = [run.run_id for run in material.runs]
     sweeps = ", ".join(dict.fromkeys(run.directory.sweep for run in material.runs))

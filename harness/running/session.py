@@ -130,7 +130,7 @@ class Session:
             return None
         tried = [point for job in self.plan.jobs for point in job.points]
         launches = range(self.plan.timing.launches)
-        left = [p.ep_size for p in tried for launch in launches if (p.point_id, launch) not in done]
+        left = [(p.domain, p.ep_size) for p in tried for launch in launches if (p.point_id, launch) not in done]
         return TimeBudget(self.plan.soak.seconds, left)
 
     def job(self, planned: PlannedJob, done: set[tuple[str, int]], results: list[UnitResult]) -> Job:

@@ -238,6 +238,8 @@ class Supervisor:
         # fixed width, so that no name begins with another; letters and digits alone survive every naming rule
         self._shared_name = f"{self.watch.address.token[:12]}g{self._generation:05d}"
         config = self.job.backends.get(turn.backend)
+        if config is not None and turn.point_ids:  # whether it can be used may depend on its options, such as a file
+            config = replace(config, options=dict(self.job.points[turn.point_ids[0]].options))
         floor = turn.kind is TurnKind.FLOOR
         name = "floor" if floor else f"{turn.backend}.launch{turn.launch}"
         log = Path(self.job.run_dir) / "logs" / f"{self.job.name}.{name}.rank{self.rank}.log"

@@ -70,7 +70,7 @@ def _serve(
     from epcross.harness.running.group import StoreGroup
     from epcross.harness.running.rendezvous import Address
     from epcross.harness.terms import Flag, Stage
-    from epcross.kernels.errors import DoesNotFit
+    from epcross.kernels.errors import DoesNotFit, NoCrossover
 
     if (reason := _use_gpu(hello["gpu"])) is not None:
         return send(failed="unavailable", reason=reason)
@@ -109,7 +109,7 @@ def _serve(
             continue
         try:
             result = work(backend, unit, timing, group, _context(hello), report_stage, marks)
-        except DoesNotFit as error:  # raised on every rank alike, before anything was allocated
+        except (DoesNotFit, NoCrossover) as error:  # raised on every rank alike, before anything was allocated
             backend.close()
             send(unsupported=str(error))
             continue

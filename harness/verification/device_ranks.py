@@ -20,7 +20,7 @@ class DeviceRanks:
         self.backend, self.point, self.group, self.slots = backend, point, group, slots
         self.ranks = range(group.rank * count, (group.rank + 1) * count)
         self._rows = DeviceRows(current_device())
-        self._checkers = [
+        self.checkers = [
             DeviceChecker(
                 point,
                 rank,
@@ -45,10 +45,10 @@ class DeviceRanks:
     def check_received(self, set_index: int, batch: GroupBatch) -> Mismatch | None:
         """See `LocalRanks`."""
         received = self.backend.received_ranks(set_index)
-        for checker, here in zip(self._checkers, received, strict=True):
+        for checker, here in zip(self.checkers, received, strict=True):
             if wrong := checker.check_received(batch, here):
                 return wrong
-        partials = [checker.partials(batch, here) for checker, here in zip(self._checkers, received, strict=True)]
+        partials = [checker.partials(batch, here) for checker, here in zip(self.checkers, received, strict=True)]
         self.backend.stage_ranks(set_index, partials)
         return None
 
@@ -63,7 +63,7 @@ class DeviceRanks:
             self.backend.dispatch(set_index)
             received = self.backend.received_ranks(set_index)
             partials = [
-                checker.timed_partials(batch, here) for checker, here in zip(self._checkers, received, strict=True)
+                checker.timed_partials(batch, here) for checker, here in zip(self.checkers, received, strict=True)
             ]
             self.backend.stage_ranks(set_index, partials)
             self.backend.combine(set_index)
@@ -74,7 +74,7 @@ class DeviceRanks:
 
     def _check_sums(self, set_index: int, batch: GroupBatch, *, timed: bool) -> Mismatch | None:
         sums = self.backend.combined_ranks(set_index)
-        for checker, here in zip(self._checkers, sums, strict=True):
+        for checker, here in zip(self.checkers, sums, strict=True):
             if wrong := checker.check_combined(batch, here, timed=timed):
                 return wrong
         return None

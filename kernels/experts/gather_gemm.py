@@ -30,6 +30,7 @@ class Tiles:
     down_stages: int = 5
     down_warps: int = 4
     down_per_sm: int = 2
+    prefetch: int = 0  # bytes of each row of GEMM2's first weights that a program fetches while GEMM1 ends
 
 
 def default_tiles(shape: ExpertShape) -> Tiles:
@@ -50,6 +51,7 @@ class GatherGemm(ExpertCompute):
     def __init__(
         self, block_t: int = 0, block_n: int = 0, stages: int = 0, warps: int = 0, per_sm: int = 0,
         down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
+        prefetch: int = 0,
     ) -> None:  # fmt: skip
         """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
         given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
@@ -75,7 +77,7 @@ class GatherGemm(ExpertCompute):
         wrong = [name for name in ("hidden", "intermediate") if getattr(shape, name) % 128]
         if wrong:
             return f"{wrong[0]}={getattr(shape, wrong[0])} is not a multiple of 128, the width of a tile"
-        if shape.capacity_rows * max(shape.top_k, shape.num_local_experts) >= 1 << 30:
+        if shape.capacity_rows * max(shape.top_k, shape.num_local_experts, shape.hidden // 2) >= 1 << 31:
             return f"capacity_rows={shape.capacity_rows} is more than its 32-bit index holds"
         return None
 
@@ -102,7 +104,7 @@ class GatherGemm(ExpertCompute):
         places = self._index.max_tiles * tiles.block_t
         floats = {"dtype": torch.float32, "device": device}
         self._h = torch.zeros((places, inter), dtype=self._element, device=device)
-        self._h_scale = torch.zeros((places, inter // 128 if self._fp8 else 1), **floats)
+        self._h_scale = torch.zeros((inter // 128 if self._fp8 else 1, places), **floats)
         self._gate_up_part = torch.empty((2 * self._units, 2 * tiles.block_n * tiles.block_t), **floats)
         self._arrivals = torch.zeros(2 * self._units, dtype=torch.int32, device=device)
         self._down_part = torch.empty((places, hidden), **floats)
@@ -116,6 +118,7 @@ class GatherGemm(ExpertCompute):
                 described(copy.gate_up.view(experts * 2 * inter, hidden), tiles.block_n),
                 copy.gate_up if copy.gate_up_scales is None else copy.gate_up_scales,
                 described(copy.down.view(experts * hidden, inter), tiles.down_block_n),
+                copy.down.view(torch.uint8),
                 copy.down if copy.down_scales is None else copy.down_scales,
             )
             for copy in weights.copies
@@ -128,7 +131,7 @@ class GatherGemm(ExpertCompute):
         assert isinstance(rows, RankMajorRows)
         shape, tiles, index = self._shape, self._tiles, self._index
         first, second = rows.sets[0], rows.sets[-1]
-        w1, w1_scale, w2, w2_scale = self._copies[weights_copy % len(self._copies)]
+        w1, w1_scale, w2, w2_bytes, w2_scale = self._copies[weights_copy % len(self._copies)]
         x = first.rows.view(self._element)
         x_delta = apart(first.rows, second.rows) // self._element.itemsize
         x_scale = first.scales.view(self._h_scale.dtype) if self._fp8 else self._h_scale
@@ -151,10 +154,11 @@ class GatherGemm(ExpertCompute):
             num_stages=tiles.stages, **product,
         )  # fmt: skip
         on(down_kernel, self._sms * tiles.down_per_sm)(
-            w2, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
+            w2, w2_bytes, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
             first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
             index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
-            BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **product,
+            PREFETCH=tiles.prefetch, BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps,
+            num_stages=tiles.down_stages, **product,
         )  # fmt: skip
         on(finish_kernel, self._sms * 4)(
             index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,

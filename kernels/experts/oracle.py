@@ -223,7 +223,7 @@ def requantised(values: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor
     if arithmetic.intermediate is RowFormat.MXFP8:  # the power of two that the MX standard says, with saturation
         scale = torch.exp2((torch.frexp(largest)[1] - 9).double())
     else:
-        scale = (largest / E4M3_MAX).double()
+        scale = (largest / torch.full_like(largest, E4M3_MAX)).double()
         if arithmetic.power_of_two_scales:
             scale = torch.exp2(torch.log2(scale).ceil())
     scale = torch.where(largest > 0, scale, 1.0)

@@ -98,7 +98,8 @@ def _scales(largest: "torch.Tensor", power_of_two: bool) -> "torch.Tensor":
     """fp32: what maps `largest` to the largest e4m3, or the power of two that is not below it."""
     import torch
 
-    scale = torch.where(largest > 0, largest / E4M3_MAX, torch.ones_like(largest))
+    # by a tensor: torch divides by a Python number on CUDA through its reciprocal, which rounds twice
+    scale = torch.where(largest > 0, largest / torch.full_like(largest, E4M3_MAX), torch.ones_like(largest))
     if power_of_two:
         scale = ((scale.view(torch.int32) + 0x7FFFFF) >> 23 << 23).view(torch.float32)
     return scale

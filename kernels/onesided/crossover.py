@@ -13,12 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from epcross.kernels.errors import EpcrossError
+from epcross.kernels.errors import NoCrossover as NoCrossover
 from epcross.kernels.formats import RowFormat
-
-
-class NoCrossover(EpcrossError):
-    """No entry says which protocol is faster here; the message says how to get one, or do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +54,7 @@ class Crossovers:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NoCrossover(
                 f"{os.fspath(path)} is no crossover file: {type(error).__name__}: {error}; write one with "
-                "Crossovers.save, or choose protocol='fence' or 'sentinel'"
+                "`epcross crossover RUN --save FILE`, or choose protocol='fence' or 'sentinel'"
             ) from error
         return cls(entries, os.fspath(path))
 
@@ -84,7 +80,7 @@ class Crossovers:
             raise NoCrossover(
                 f"{self.name} has no crossover for machine={setting.machine!r} ep_size={setting.ep_size} "
                 f"hidden={setting.hidden} dispatch_format={setting.dispatch_format}: measure both protocols there and "
-                "add the entry, or choose protocol='fence' or 'sentinel'"
+                "add the entry with `epcross crossover RUN --save FILE`, or choose protocol='fence' or 'sentinel'"
             )
         return self.entries[setting][0]
 

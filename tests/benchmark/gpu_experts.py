@@ -60,11 +60,13 @@ def choices(block_t: int, fp8: bool) -> Iterator[Tiles]:
             yield {"block_t": block_t, "warps": warps, "per_sm": per_sm, "stages": min(deepest, 6)}
             if per_sm == 1:
                 yield {"block_t": block_t, "warps": warps, "per_sm": per_sm, "stages": 4}
+    for prefetch in (512, 1024):
+        yield {"block_t": block_t, "prefetch": prefetch}
     for columns in (64, 128):
         for warps in (4, 8):
             for per_sm in (1, 2, 3, 4):
                 deepest = (SHARED_BYTES // per_sm - 2048) // ((columns + block_t) * width)
-                if deepest < 3 or columns == 64 and (warps == 8 or per_sm == 1) or warps == 8 and per_sm > 2:
+                if deepest < 3 or (columns == 64 and (warps == 8 or per_sm == 1)) or (warps == 8 and per_sm > 2):
                     continue
                 yield {
                     "block_t": block_t, "down_block_n": columns, "down_warps": warps, "down_per_sm": per_sm,

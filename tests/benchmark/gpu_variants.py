@@ -1,16 +1,26 @@
 """Every variant of the one-sided kernels at every step size: what `VARIANTS` in kernels/onesided/plan.py rests on.
 
-    python tests/benchmark/gpu_variants.py [--ep 2] [--tokens 1,8,32,128,512] [--one-launch]
+    python tests/benchmark/gpu_variants.py [--ep 2] [--tokens 1,8,32,128,512] [--threads 128,256,512] [--one-launch]
+                                           [--protocols sentinel,fence] [--json FILE]
 
 With two GPUs or more and without --one-launch, one rank on each of `--ep` GPUs; otherwise all ranks in one launch on
-one GPU. Prints microseconds of one dispatch and combine, the median of seven replays of a graph of 40 that rotates two
-sets of inputs, the slowest rank: for choosing, not for quoting (nothing is verified here; `epcross run` does that).
+one GPU. Prints a table for each protocol and token count, a line for each number of threads in a block, and stores all
+of it as JSON after each: microseconds of one dispatch and combine, the median of seven replays of a graph of 40 that
+rotates two sets of inputs, the slowest rank. For choosing, not for quoting (nothing is verified here; `epcross run` is
+for that). A variant that cannot run has the reason in the JSON and a dash in the table.
+
+    python tests/benchmark/gpu_variants.py --compile sm_90a [--threads ...] [--json FILE]
+
+needs no GPU: registers and spills of each kernel at each number of threads.
 """
 
 import argparse
+import functools
+import json
 import statistics
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +31,32 @@ import torch  # noqa: E402
 from torch import distributed  # noqa: E402
 from torch.multiprocessing.spawn import spawn  # noqa: E402
 
-from epcross.kernels.onesided import plan  # noqa: E402
+from epcross.kernels.errors import EpcrossError  # noqa: E402
+from epcross.kernels.onesided import engine, exchange, jit, plan  # noqa: E402
 
 from tests.gpu._rounds import Case, random_ids  # noqa: E402  # isort: skip
 
 PAIRS, REPLAYS, HIDDEN, SLOTS, TOP_K = 40, 7, 7168, 256, 8
+
+
+_build, plan_threads = jit.build, plan.BLOCK_THREADS
+
+
+def defines(threads: int) -> dict[str, str]:
+    """Macros for blocks of so many threads: as many threads of a multiprocessor as those of 128 take."""
+    if threads == plan_threads:
+        return {}
+    blocks = {"EPCROSS_NARROW_BLOCKS": 8, "EPCROSS_WIDE_BLOCKS": 6}  # of 128 threads, as in csrc/kernels.cu
+    scaled = {name: str(max(1, count * 128 // threads)) for name, count in blocks.items()}
+    return {"EPCROSS_MAX_THREADS": str(threads), **scaled}
+
+
+def use_threads(threads: int) -> None:
+    """Have exchanges that are made from now on take blocks of so many threads."""
+    for module in (plan, engine, exchange):
+        module.BLOCK_THREADS = threads  # type: ignore[misc]
+    plan._WARPS = threads // plan.LANES  # type: ignore[misc]
+    jit.build = functools.partial(_build, defines=defines(threads))  # type: ignore[assignment]
 
 
 def period_us(case: Case, tokens: int, group: Any) -> float:
@@ -72,50 +103,124 @@ def period_us(case: Case, tokens: int, group: Any) -> float:
     return statistics.median(times)
 
 
-def measure(rank: int, ep: int, steps: list[int], one_launch: bool, meeting: str) -> None:
+def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str) -> None:
     """All variants, on one process."""
+    ep = words.ep
     torch.cuda.set_device(0 if one_launch else rank)
     group = None
     if not one_launch:
         distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ep)
         group = distributed.group.WORLD
     names = list(plan.PER_LANE)
-    for protocol in plan.Protocol:
-        for tokens in steps:
-            case = Case(
-                ep_size=ep, capacity=tokens, hidden=HIDDEN, top_k=TOP_K, num_slots=SLOTS, protocol=str(protocol)
-            )
-            cells = []
-            for there in names:
-                for back in names:
-                    plan.VARIANTS[protocol] = ((None, there, back),)
-                    us = period_us(case, tokens, group)
-                    if group is not None:
-                        everyone: list[Any] = [None] * ep
-                        distributed.all_gather_object(everyone, us)
-                        us = max(everyone)
-                    cells.append(f"{there}/{back} {us:.2f}")
+    found: list[dict[str, Any]] = []
+    for protocol in words.protocols:
+        for tokens in words.tokens:
+            case = Case(ep_size=ep, capacity=tokens, hidden=HIDDEN, top_k=TOP_K, num_slots=SLOTS, protocol=protocol)
+            for threads in words.threads:
+                use_threads(threads)
+                for there in names:
+                    for back in names:
+                        plan.VARIANTS[plan.Protocol(protocol)] = ((None, there, back),)
+                        us, reason = slowest(case, tokens, group)
+                        at = {"protocol": protocol, "ep_size": ep, "tokens": tokens, "threads": threads}
+                        found.append({**at, "dispatch": there, "combine": back, "us": us, "reason": reason})
             if rank == 0:
-                sys.stdout.write(f"{protocol:8} EP {ep} {tokens:5} tokens: {', '.join(cells)}\n")
+                here = [line for line in found if (line["protocol"], line["tokens"]) == (protocol, tokens)]
+                sys.stdout.write(table(here))
                 sys.stdout.flush()
+                store(words.json, found, torch.cuda.get_device_name(), "one launch" if one_launch else "a GPU each")
     if group is not None:
         distributed.destroy_process_group()
+
+
+def slowest(case: Case, tokens: int, group: Any) -> tuple[float | None, str]:
+    """Microseconds of the slowest rank, or why there are none. What is refused, all ranks refuse alike."""
+    try:
+        us = period_us(case, tokens, group)
+    except EpcrossError as error:
+        return None, str(error)
+    if group is not None:
+        everyone: list[Any] = [None] * group.size()
+        distributed.all_gather_object(everyone, us)
+        us = max(everyone)
+    return round(us, 3), ""
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """One protocol and token count: a line for each number of threads, a column for each pair of variants; the least
+    is marked."""
+    columns = list(dict.fromkeys((line["dispatch"], line["combine"]) for line in lines))
+    times = {(line["threads"], line["dispatch"], line["combine"]): line["us"] for line in lines}
+    least = min((us for us in times.values() if us is not None), default=None)
+    first = lines[0]
+    heads = [f"{there}/{back}" for there, back in columns]
+    text = f"{first['protocol']}, EP {first['ep_size']}, {first['tokens']} tokens, us by dispatch/combine variant\n"
+    text += "threads " + " ".join(f"{head:>14}" for head in heads) + "\n"
+    for threads in dict.fromkeys(line["threads"] for line in lines):
+        cells = [times[(threads, *column)] for column in columns]
+        shown = ["-" if us is None else f"{us:.2f}{'*' if us == least else ' '}" for us in cells]
+        text += f"{threads:7} " + " ".join(f"{cell:>14}" for cell in shown) + "\n"
+    return text + "\n"
+
+
+def store(path: Path | None, found: list[dict[str, Any]], machine: str, ranks: str) -> None:
+    """All that was found, so that a machine taken away costs one table at most."""
+    if path is not None:
+        facts = {"machine": machine, "ranks": ranks, "hidden": HIDDEN, "top_k": TOP_K, "num_slots": SLOTS}
+        path.write_text(json.dumps({**facts, "sources": jit.sources_hash(), "variants": found}, indent=1) + "\n")
+
+
+def compile_all(arch: str, threads: list[int], path: Path | None) -> None:
+    """Registers and spills of each kernel at each number of threads."""
+    found = []
+    sys.stdout.write(f"{'threads':7} {'kernel':26} {'registers':>9} {'spill bytes':>11}\n")
+    for count in threads:
+        for kernel in _build(arch, defines=defines(count)).usage:
+            found.append({"threads": count, **asdict(kernel)})
+            sys.stdout.write(f"{count:7} {kernel.name:26} {kernel.registers:9} {kernel.spill_bytes:11}\n")
+    store(path, found, arch, "none")
 
 
 def main() -> None:
     """Read the words and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ep", type=int, default=2, help="ranks")
-    parser.add_argument("--tokens", default="1,8,32,128,512", help="tokens of each rank, with commas")
+    parser.add_argument("--tokens", type=numbers, default="1,8,32,128,512", help="tokens of each rank, with commas")
+    parser.add_argument("--threads", type=thread_counts, default="128,256,512", help="threads of a block, with commas")
+    parser.add_argument("--protocols", type=protocols, default="sentinel,fence", help="with commas")
     parser.add_argument("--one-launch", action="store_true", help="all ranks on the first GPU")
+    parser.add_argument("--compile", metavar="ARCH", help="compile only, such as for sm_90a")
+    parser.add_argument("--json", type=Path, help="store everything there, too")
     words = parser.parse_args()
-    steps = [int(step) for step in words.tokens.split(",")]
+    if words.compile:
+        compile_all(words.compile, words.threads, words.json)
+        return
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU; --compile ARCH needs none")
     if words.one_launch or torch.cuda.device_count() < words.ep:
-        measure(0, words.ep, steps, True, "")
+        measure(0, words, True, "")
         return
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (words.ep, steps, False, str(Path(folder) / "meeting"))
-        spawn(measure, args=arguments, nprocs=words.ep)
+        spawn(measure, args=(words, False, str(Path(folder) / "meeting")), nprocs=words.ep)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def thread_counts(text: str) -> list[int]:
+    """A block has 1024 threads at most, in whole warps."""
+    found = numbers(text)
+    if wrong := [count for count in found if not plan.LANES <= count <= 1024 or count % plan.LANES]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]} threads are no whole warps of a block, 32 to 1024")
+    return found
+
+
+def protocols(text: str) -> list[str]:
+    found = text.split(",")
+    if wrong := set(found) - set(plan.Protocol):
+        raise argparse.ArgumentTypeError(f"{sorted(wrong)[0]} is none of {', '.join(plan.Protocol)}")
+    return found
 
 
 if __name__ == "__main__":

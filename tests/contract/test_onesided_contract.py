@@ -7,7 +7,7 @@ from tests._points import small_point
 from tests.contract.threads import on_ranks
 
 from epcross.harness.backends import onesided
-from epcross.harness.backends.onesided import OneSidedFence, OneSidedSentinel
+from epcross.harness.backends.onesided import OneSidedAuto, OneSidedFence, OneSidedSentinel
 from epcross.harness.point import Placement
 from epcross.harness.terms import Domain, PlacementKind, RowFormat, Sharing
 from epcross.harness.verification.contract import cases, run_case
@@ -42,7 +42,7 @@ def shared(point, sharing=Sharing.ONE_LAUNCH):
     return replace(point, domain=Domain.SHARED_GPU, sharing=sharing)
 
 
-@pytest.mark.parametrize(("kind", "ep_size"), [(OneSidedFence, 1), (OneSidedSentinel, 3)])
+@pytest.mark.parametrize(("kind", "ep_size"), [(OneSidedFence, 1), (OneSidedSentinel, 3), (OneSidedAuto, 2)])
 def test_the_contract(kind, ep_size):
     found = {}
     for case in cases(ep_size, kind.name):
@@ -141,3 +141,29 @@ def test_a_workspace_holds_every_row_that_may_come():
     fence, sentinel = (backend(kind).workspace_bytes(point) for kind in (OneSidedFence, OneSidedSentinel))
     assert fence >= 8 * 4 * 2 * row_bytes  # records and partials
     assert sentinel >= 8 * 4 * 4 * row_bytes  # two landing sets, partials, and those that come back
+
+
+def test_auto_hands_the_file_on_and_says_what_it_chose(on_the_cpu):
+    described = []
+
+    class Described(OneSidedAuto):
+        def close(self):
+            if self._exchange is not None:
+                described.append(self.describe())
+            super().close()
+
+    case = cases(4, "x")[0]
+    case = replace(case, point=shared(case.point))
+    on_ranks(
+        1,
+        lambda group: run_case(lambda: backend(Described, crossover="/a/b.json"), case, group, 30, visit_type=GpuVisit),
+    )
+    (exchange,) = on_the_cpu
+    assert (exchange.given["protocol"], exchange.given["crossover"]) == ("auto", "/a/b.json")
+    assert described[0].algorithm == "fence by /a/b.json; dispatch by 7 blocks, combine by 7 blocks"
+
+
+def test_autos_workspace_is_the_larger_of_the_two():
+    point = shared(small_point((4,) * 8, experts=8, hidden=512))
+    sizes = [backend(kind).workspace_bytes(point) for kind in (OneSidedFence, OneSidedSentinel)]
+    assert backend(OneSidedAuto).workspace_bytes(point) == max(sizes) > min(sizes)

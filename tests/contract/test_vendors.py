@@ -100,6 +100,7 @@ def test_lamport(monkeypatch):
         (NcclEPLowLatency, "no_weights", "one_token", "wrong weights of a row"),
         (NcclEPHighThroughput, "no_weights", "one_token", "of a row"),
         (NcclEPHighThroughput, "bf16_twice", "plain", "a wrong combined sum"),
+        (NcclEPHighThroughput, "swapped_weights", "plain", "of a row"),
     ],
 )
 def test_a_library_that_does_otherwise_is_caught(backend, fault, case, says, monkeypatch):

@@ -118,8 +118,13 @@ class Handle:
         for number, (source, n, token) in enumerate(pairs):
             at = source * most + n if self.layout is Layout.RANK_MAJOR else number
             of_rows, w, of_scales, topk = given[source]
-            into[at], ids[at] = of_rows[token], localised(topk[token], self.me, self.per_rank)
-            of_weights[at] = torch.zeros_like(w[token]) if self.fault == "no_weights" else w[token]
+            own, own_weights = localised(topk[token], self.me, self.per_rank), w[token]
+            if self.layout is Layout.FLAT:
+                own, own_weights = by_expert(own, own_weights)
+            into[at], ids[at] = of_rows[token], own
+            of_weights[at] = torch.zeros_like(own_weights) if self.fault == "no_weights" else own_weights
+            if self.fault == "swapped_weights":
+                of_weights[at, :2] = own_weights[:2].flip(0)
             if of_scales is not None:
                 outputs.scales.buffer.flatten(0, -2)[at] = of_scales[token]
             self.places[source, token] = at
@@ -145,6 +150,15 @@ class Handle:
 
     def destroy(self):
         return
+
+
+def by_expert(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ascending and without gaps, as HT hands them over: seen on two H200s, version 0.1.0."""
+    here = (ids >= 0).nonzero()[:, 0]
+    here = here[ids[here].argsort()]
+    sorted_ids, of_them = torch.full_like(ids, -1), torch.zeros_like(weights)
+    sorted_ids[: len(here)], of_them[: len(here)] = ids[here], weights[here]
+    return sorted_ids, of_them
 
 
 class Group:

@@ -16,6 +16,7 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     processes   sweeps/onesided_mps.yaml         under MPS                   about 5 minutes
     two_smoke   two GPUs: both protocols, every regime; the contract
     nvlink      sweeps/onesided_nvlink.yaml      two GPUs                    about 5 minutes
+    soak        sweeps/soak_nvlink.yaml      two GPUs, every round verified    9 minutes: give --limit-s 590
     peers       sweeps/baselines_smoke.yaml      every exchange once, two GPUs                about 6 minutes
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
@@ -25,6 +26,8 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
     layer_smoke sweeps/layer_smoke.yaml          every layer once, two GPUs                   about 8 minutes
     layer       sweeps/layer_h200x2.yaml         two GPUs, fp8, 32 experts a rank; LAYER_WORDS may say otherwise
+    ep          sweeps/nvlink_ep8.yaml           a GPU for each of --ep ranks: the exchanges, a launch at a time
+    ep_soak     sweeps/soak_nvlink.yaml          a soak of them
     resume      goes on with the runs of baselines that lie in FOLDER/runs, as on a machine lent anew
 
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
@@ -65,7 +68,7 @@ PEERS = (
 )
 
 
-def commands(out: Path) -> dict[str, list[list[str]]]:
+def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
     python = [sys.executable]
     epcross = [*python, "-m", "epcross.harness.cli"]
     runs = f"output_dir={out / 'runs'}"
@@ -101,6 +104,7 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "processes": [sweep("onesided_mps")],
         "two_smoke": smoke("cuda"),
         "nvlink": [sweep("onesided_nvlink")],
+        "soak": [sweep("soak_nvlink")],
         "peers": [[*epcross, "backends"], sweep("baselines_smoke", "timing.wall_limit_s=100")],
         "peers_check": [[*epcross, "check", f"backend={name}", "ep_size=2", "device=cuda"] for name in PEERS],
         "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
@@ -125,8 +129,18 @@ def commands(out: Path) -> dict[str, list[list[str]]]:
         "layer": [
             sweep("layer_h200x2", *shlex.split(os.environ.get("LAYER_WORDS", LAYER_WORDS))),
         ],
-        "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-baselines_*"))],
+        "ep": [sweep("nvlink_ep8", f"ep_size={ep_size}", "timing.wall_limit_s=120")],
+        "ep_soak": [sweep("soak_nvlink", f"ep_size={ep_size}")],
+        "resume": [
+            [*epcross, "run", "--resume", str(run)]
+            for run in sorted((out / "runs").glob("*-*_*"))
+            if _is_of_baselines(run)
+        ],
     }
+
+
+def _is_of_baselines(run: Path) -> bool:
+    return any(f"-{name}-" in run.name for name in ("baselines_nvlink", "baselines_mps", "nvlink_ep8"))
 
 
 def run(step: str, command: list[str], log: Path, limit_s: float) -> int:
@@ -164,6 +178,7 @@ def main() -> int:
     parser.add_argument("--steps", default="facts,tests,smoke,check")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu-check")
     parser.add_argument("--limit-s", type=float, default=540.0, help="of each command")
+    parser.add_argument("--ep", type=int, default=8, help="ranks of the steps ep and ep_soak, a GPU for each")
     parser.add_argument("--peers", type=Path, help="a folder with vendors' libraries")
     given = parser.parse_args()
     out = given.out.resolve()
@@ -172,7 +187,7 @@ def main() -> int:
         os.environ.update(
             prepare(given.peers, Path(tempfile.mkdtemp(prefix="epcross-peers-")), ROOT / ".venv" / "envs")
         )
-    known = commands(out)
+    known = commands(out, given.ep)
     steps = given.steps.split(",")
     if unknown := [step for step in steps if step not in known]:
         parser.error(f"unknown step {unknown[0]}; choose from {', '.join(known)}")

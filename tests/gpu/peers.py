@@ -71,7 +71,7 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     if flashinfer:
         own |= {"FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
     if found := [*flashinfer, *gemm]:
-        own |= {"PYTHONPATH": os.pathsep.join(map(str, found))}
+        own |= {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, found), os.environ.get("PYTHONPATH")]))}
     return own
 
 

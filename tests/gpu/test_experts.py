@@ -100,7 +100,7 @@ def in_a_graph(compute: ExpertCompute, shape: ExpertShape, landing, tokens: int)
     compute.release()
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 100])
+@pytest.mark.parametrize("tokens", [1, 100])
 @pytest.mark.parametrize("name", RANK_MAJOR)
 @pytest.mark.parametrize("formats", FORMATS)
 def test_rank_major(formats: str, name: str, tokens: int) -> None:
@@ -118,7 +118,7 @@ def test_expert_major(formats: str, name: str, tokens: int) -> None:
     in_a_graph(compute, shape, ExpertMajorLanding(shape, SOURCES, "cuda"), tokens)
 
 
-@pytest.mark.parametrize("tiles", [{"block_t": 16}, {"block_t": 32}, {"block_t": 64}])
+@pytest.mark.parametrize("tiles", [{"block_t": 16, "prefetch": 1024}, {"block_t": 32}, {"block_t": 64}])
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])
 def test_gather_gemm_with_any_tiles_and_two_sets(formats: str, tiles: dict[str, int]) -> None:
     shape, compute = shape_of(formats, 40), GatherGemm(**tiles)

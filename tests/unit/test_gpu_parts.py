@@ -9,7 +9,6 @@ from tests._points import small_point
 from epcross.harness.errors import ConfigError
 from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, reason_words, summary
 from epcross.harness.measuring.nvtx import StageRanges
-from epcross.harness.planning.plan import build
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Timing, processes
 from epcross.harness.running.check_request import read_request
@@ -154,8 +153,3 @@ def test_a_check_runs_where_the_backend_does():
     assert "device=cuda" in across.again("plain", 0)
     with pytest.raises(ConfigError, match="cuda_one_launch"):
         read_request(["backend=onesided_fence", "device=cuda_one_lunch"])
-
-
-def test_a_soak_stays_on_the_cpu():
-    with pytest.raises(ConfigError, match="a soak runs in domain cpu, not in shared_gpu"):
-        build(["sweep=soak", "device=cuda_one_launch", "backend=onesided_fence"])

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import FIXED_US, make_run, model_us, points
+from report_runs import FIXED_US, TOKENS, make_run, model_us, points
+from store_values import TIMING
 from test_plots import drop_ok
 
 from epcross.harness import cli
@@ -268,3 +269,28 @@ def test_an_older_report_is_replaced_and_other_folders_are_left_alone(tmp_path: 
     file.write_text("")
     with pytest.raises(StoreError, match="--output"):
         page.write(document, file)
+
+
+def test_bytes_on_the_links_stand_beside_what_had_to_cross_them(tmp_path: Path):
+    """Two ranks, 2 remote pairs a token; rows of 64 bf16 values, 128 bytes each way."""
+
+    def counted(row: Record) -> Record:
+        wire = 2 * row.tokens_per_rank * (row.padded_bytes + row.combine_row_bytes)
+        known = {"nvlink_tx_bytes": wire, "nvlink_rx_bytes": wire, "nvlink_pairs": 1000}
+        match row.tokens_per_rank:
+            case 4:
+                known = {**known, "nvlink_tx_bytes": 2 * wire, "nvlink_note": "about every row to every rank"}
+            case 64:
+                known = {"nvlink_note": "rank 1: NVML counts no link of this GPU"}
+        return replace(row, **known)
+
+    run = make_run(tmp_path, points(["shm_fence"], STEADY), counted)
+    page_text = to_markdown(document_of(run))
+    words = " ".join(page_text.split())
+    assert "## Bytes on the links" in page_text
+    units = len(TOKENS) * TIMING.launches
+    agree, said = 2 * TIMING.launches, 3 * TIMING.launches
+    assert f"within 3% in {agree} of {said} counted units; in {units - said} more nothing was counted" in words
+    assert "about every row to every rank" in words
+    assert re.search(r"\| +2\.000 ", words)
+    assert "Bytes on the links" not in to_markdown(document_of(make_run(tmp_path / "other")))

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from _spawn import TIMING, job, new_run, point
 from epcross.harness.analysis.soak_table import failure_lines, moved_gb, soak_table, verified_rounds
-from epcross.harness.measuring.soak import visiting_order
-from epcross.harness.planning.estimate import needs
+from epcross.harness.measuring.soak_session import visiting_order
+from epcross.harness.planning.estimate import GPU_START_S, needs
 from epcross.harness.planning.plan import Plan, build
 from epcross.harness.record import Record
 from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing.rows import RunContext, base_record, failed_records
-from epcross.harness.terms import Phase, PlacementKind, RoutingKind, RowFormat, Status
+from epcross.harness.terms import Domain, Phase, PlacementKind, RoutingKind, RowFormat, Status
 
 SMALL = """
 description: A soak.
@@ -61,6 +61,22 @@ def test_the_shipped_soak_reaches_every_kind_of_case():
     assert any(p.routing.masked_fraction > 0.9 for p in points)
     assert {dict(p.options)["first_epoch"] for p in points} == {1, 2, 2147483640, 4294967290}
     assert sum(need.time_s for need in needs(plan)) == pytest.approx(300)
+
+
+def test_the_soak_over_nvlink_reaches_both_protocols_and_every_size():
+    plan = build(["sweep=soak_nvlink"])
+    points = plan.points
+    assert {p.domain for p in points} == {Domain.NVLINK}
+    assert {(p.backend, p.dispatch_format) for p in points} == {
+        (backend, row_format)
+        for backend in ("onesided_sentinel", "onesided_fence")
+        for row_format in (RowFormat.BF16, RowFormat.FP8)
+    }
+    assert {1, 2, 32, 4096} < {p.tokens_per_rank for p in points}
+    assert {p.routing.kind for p in points} >= {RoutingKind.UNIFORM, RoutingKind.ZIPF, RoutingKind.HOT_EXPERT}
+    assert {p.routing.masked_fraction for p in points} == {0.0, 0.1, 0.5, 0.95}
+    assert plan.soak is not None
+    assert plan.soak.seconds >= 480
 
 
 def test_a_soak_survives_json():
@@ -109,7 +125,7 @@ def test_groups_share_the_time_that_is_left(tmp_path: Path):
     now = 1000.0
     small = job(run, [point(n) for n in (1, 2, 3)], timing=replace(TIMING, launches=1))
     big = job(run, [point(4, ep_size=4)], timing=replace(TIMING, launches=1))
-    budget = TimeBudget(60.0, [2, 2, 2, 4], cores=2, clock=lambda: now)
+    budget = TimeBudget(60.0, [*[(Domain.CPU, 2)] * 3, (Domain.CPU, 4)], cores=2, clock=lambda: now)
     first = budget.allot(small)
     assert first.stop_at_s == pytest.approx(1000 + 60 * 3 / 5)  # EP 4 on two cores weighs double
     assert 0 < first.timing.chain_ms * 3 < 36_000
@@ -118,7 +134,11 @@ def test_groups_share_the_time_that_is_left(tmp_path: Path):
     last = budget.allot(big)
     assert last.stop_at_s == pytest.approx(1060.0)
     assert last.timing.chain_ms < 10_000
-    late = TimeBudget(1.0, [2], cores=2, clock=lambda: now)
+    on_gpus = TimeBudget(100.0, [(Domain.NVLINK, 64)] * 3, cores=2, clock=lambda: now)
+    begun = on_gpus.allot(replace(small, domain=Domain.NVLINK, ep_size=64))
+    assert begun.stop_at_s == pytest.approx(1150.0)
+    assert 25_000 < begun.timing.chain_ms < (100 - GPU_START_S) / 3 * 1e3  # it takes its time to start, and no longer
+    late = TimeBudget(1.0, [(Domain.CPU, 2)], cores=2, clock=lambda: now)
     now = 2000.0
     assert late.allot(small).stop_at_s == 2000.0
 
@@ -140,6 +160,7 @@ def test_the_table_counts_and_says_how_to_run_a_failure_again():
         phase=Phase.ROUND_TRIP,
         status=Status.OK,
         verified_rounds=100,
+        wall_s=90.0,
         pairs_sum=50,
         padded_bytes=300,
         combine_row_bytes=200,
@@ -156,6 +177,7 @@ def test_the_table_counts_and_says_how_to_run_a_failure_again():
         out.print(soak_table(rows, plan))
     table = captured.get()
     assert "1 ok" in table
+    assert " 1.5 " in table
     assert "1 incorrect" in table
     assert "1 skipped" in table
     assert "107" in table

@@ -15,7 +15,7 @@ from epcross.harness.planning.library import PACKAGE_CONF
 torch = pytest.importorskip("torch", reason="torch is not installed; make torch")
 
 ROOT = Path(__file__).parents[2]
-OURS = {"onesided_fence", "onesided_sentinel", "shm_fence", "shm_sentinel", "shm_two_sided", "gloo"}
+OURS = {"onesided_auto", "onesided_fence", "onesided_sentinel", "shm_fence", "shm_sentinel", "shm_two_sided", "gloo"}
 EVERY = {path.stem for path in (PACKAGE_CONF / "backend").glob("*.yaml")}
 LAYERS = {name for name in EVERY if name.startswith(("layer_", "megamoe", "experts_"))}
 PEERS = sorted(EVERY - OURS - LAYERS)

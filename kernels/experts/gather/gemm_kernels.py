@@ -45,7 +45,7 @@ def gate_up_kernel(
     tile_ptr,
     max_tiles,
     h_ptr,  # out [max_tiles * BLOCK_T, I]: the intermediate, as quantised
-    h_scale_ptr,  # out fp32 [max_tiles * BLOCK_T, I / 128]
+    h_scale_ptr,  # out fp32 [I / 128, max_tiles * BLOCK_T]
     part_ptr,  # fp32 [split units, 2, BLOCK_N, BLOCK_T]
     arrivals_ptr,  # int32 [split units], 0 between runs
     H: tl.constexpr,
@@ -86,13 +86,19 @@ def gate_up_kernel(
         gate = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
         up = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
         if FP8:
-            xs_row = x_scale_ptr + row * x_scale_stride
+            xs_row = (
+                (pair >> 1) // K
+            ) * x_scale_stride  # 32 bits: a pointer for each token would take too many registers
             gs_ptr = w_scale_ptr + (gate_row // SCALE_BLOCK) * (H // SCALE_BLOCK)
             us_ptr = gs_ptr + (I // SCALE_BLOCK) * (H // SCALE_BLOCK)
-            xs, gs, us = tl.load(xs_row + first), tl.load(gs_ptr + first), tl.load(us_ptr + first)
+            xs, gs, us = tl.load(x_scale_ptr + xs_row + first), tl.load(gs_ptr + first), tl.load(us_ptr + first)
             for step in tl.range(first, last):
                 ahead = tl.minimum(step + 1, last - 1)
-                xs_next, gs_next, us_next = tl.load(xs_row + ahead), tl.load(gs_ptr + ahead), tl.load(us_ptr + ahead)
+                xs_next, gs_next, us_next = (
+                    tl.load(x_scale_ptr + xs_row + ahead),
+                    tl.load(gs_ptr + ahead),
+                    tl.load(us_ptr + ahead),
+                )
                 x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
                 gate += tl.dot(w_desc.load([gate_row, step * BLOCK_K]), x.T) * (xs * gs)[None, :]
                 up += tl.dot(w_desc.load([gate_row + I, step * BLOCK_K]), x.T) * (xs * us)[None, :]
@@ -126,17 +132,42 @@ def gate_up_kernel(
             if FP8:
                 codes, scale = to_fp8(h, BLOCK_T, POWER_OF_TWO)
                 tl.store(at, codes, mask=own[:, None])
-                tl.store(h_scale_ptr + place * (I // SCALE_BLOCK) + column // SCALE_BLOCK, scale, mask=own)
+                tl.store(h_scale_ptr + (column // SCALE_BLOCK) * (max_tiles * BLOCK_T) + place, scale, mask=own)
             else:
                 tl.store(at, h.to(tl.bfloat16), mask=own[:, None])
+
+
+@triton.jit
+def _prefetch_first(
+    w_ptr,
+    schedule_ptr,
+    tile_ptr,
+    H: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    COLUMNS_OF_TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    """Bring the first unit's weights to the L2. Enqueued before the kernel before has ended: tiles were written by one
+    that has, and are read past the L1, which so keeps nothing of them. What it brings in vain costs time only."""
+    unit = tl.program_id(0)
+    if unit < tl.load(schedule_ptr + TILES, cache_modifier=".cg") * COLUMNS_OF_TILE:
+        expert = tl.load(tile_ptr + unit // COLUMNS_OF_TILE, cache_modifier=".cg")
+        row = expert * H + (unit % COLUMNS_OF_TILE) * BLOCK_N + tl.arange(0, BLOCK_N)
+        line = tl.arange(0, BYTES // 128) * 128
+        address = w_ptr.to(tl.int64) + row.to(tl.int64)[:, None] * ROW_BYTES + line[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_tiles"])
 def down_kernel(
     w_desc,  # [E * H, I], blocks of [BLOCK_N, BLOCK_K]
+    w_ptr,  # the same, byte by byte
     w_scale_ptr,  # fp32 [E, H / 128, I / 128]
     h_desc,  # [max_tiles * BLOCK_T, I], blocks of [BLOCK_T, BLOCK_K]
-    h_scale_ptr,  # fp32 [max_tiles * BLOCK_T, I / 128]
+    h_scale_ptr,  # fp32 [I / 128, max_tiles * BLOCK_T]
     weight_ptr,  # fp32 [N, K] of landing set 0
     weight_delta,
     weight_stride,
@@ -157,10 +188,13 @@ def down_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,  # bytes of each row of the first unit's weights to bring to the L2 while GEMM1 ends
     TWO_SETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
+        if PREFETCH > 0:
+            _prefetch_first(w_ptr, schedule_ptr, tile_ptr, H, I * (1 if FP8 else 2), H // BLOCK_N, BLOCK_N, PREFETCH)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if TWO_SETS:
@@ -178,12 +212,13 @@ def down_kernel(
         place = tile * BLOCK_T + t
         y = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
         if FP8:
-            hs_row = h_scale_ptr + place * (I // SCALE_BLOCK)
+            hs_ptr = h_scale_ptr + place
+            places = max_tiles * BLOCK_T
             ws_ptr = w_scale_ptr + (w_row // SCALE_BLOCK) * (I // SCALE_BLOCK)
-            hs, ws = tl.load(hs_row), tl.load(ws_ptr)
+            hs, ws = tl.load(hs_ptr), tl.load(ws_ptr)
             for step in tl.range(0, steps):
                 ahead = tl.minimum(step + 1, steps - 1)
-                hs_next, ws_next = tl.load(hs_row + ahead), tl.load(ws_ptr + ahead)
+                hs_next, ws_next = tl.load(hs_ptr + ahead * places), tl.load(ws_ptr + ahead)
                 w = w_desc.load([w_row, step * BLOCK_K])
                 y += tl.dot(w, h_desc.load([tile * BLOCK_T, step * BLOCK_K]).T) * (hs * ws)[None, :]
                 hs, ws = hs_next, ws_next

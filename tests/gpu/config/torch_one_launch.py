@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from epcross.harness.backends.base import Batch, Description, Group, Shard
-from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
+from epcross.harness.backends.gpu import DeviceReceived, GpuBackend, InPlace, Landed
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
 from epcross.kernels.formats import row_size
@@ -76,6 +76,7 @@ class TorchOneLaunch(GpuBackend):
                 getattr(self, name)[set_index, rank, :count] = given
 
     def dispatch(self, set_index: int) -> None:
+        self.last = set_index
         places = self.slot_rank[self.ids[set_index].long()]  # [ep, T, top_k]
         for rank in range(self.ep):
             self.present[rank] = (places == rank).any(dim=2)
@@ -114,6 +115,20 @@ class TorchOneLaunch(GpuBackend):
 
     def combined_ranks(self, set_index: int) -> list[Any]:
         return [self.sums[set_index, rank, :count] for rank, count in enumerate(self.point.tokens)]
+
+    def in_place(self) -> InPlace:
+        return InPlace(
+            landed=self._landed_in_place,
+            partials=list(self.partials),
+            sums=[[rank[:count] for rank, count in zip(s, self.point.tokens, strict=True)] for s in self.sums],
+        )
+
+    def _landed_in_place(self) -> list[Landed]:
+        ids, weights = self.ids[self.last], self.weights[self.last]
+        return [
+            Landed(present=present, rows=rows, scales=scales, ids=ids, weights=weights)
+            for present, rows, scales in zip(self.present, self.landed, self.landed_scales, strict=True)
+        ]
 
     def poison(self) -> None:
         self.sums.fill_(float("nan"))

@@ -1,0 +1,83 @@
+"""`epcross crossover`: up to how many tokens Sentinel is the faster protocol, as a file that `onesided_auto` reads."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from epcross.harness.commands import console, json_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from epcross.harness.analysis.protocol_choice import Choice
+
+
+@click.command("crossover")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the limits to this file, beside those of other settings that it holds already.",
+)
+@json_option
+def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
+    """Up to how many tokens Sentinel is the faster protocol, from runs of onesided_sentinel and onesided_fence: one
+    limit for each machine, EP size, hidden size and format. Backend onesided_auto, and protocol="auto" of the kernels,
+    go by the file.
+
+    \b
+    Example: epcross crossover results/runs/RUN --save crossover.json
+             epcross run sweep=onesided_nvlink backend=onesided_auto backend.options.crossover=$PWD/crossover.json
+    """
+    from epcross.harness.analysis import material
+    from epcross.harness.analysis.protocol_choice import choices
+    from epcross.harness.errors import EpcrossError
+    from epcross.kernels.onesided.crossover import Crossovers
+
+    found = choices([run for path in runs for run in material.load([path]).runs])
+    if save is not None:
+        entries = {} if not save.exists() else Crossovers.load(save).entries
+        entries |= {one.setting: (one.sentinel_up_to, one.source) for one in found}
+        try:
+            Crossovers(entries).save(save)
+        except OSError as error:
+            raise EpcrossError(f"{save} cannot be written: {error.strerror}; name a file that can") from error
+    if as_json:
+        lines = [
+            {
+                "machine": one.setting.machine,
+                "ep_size": one.setting.ep_size,
+                "hidden": one.setting.hidden,
+                "dispatch_format": str(one.setting.dispatch_format),
+                "sentinel_up_to_tokens": one.sentinel_up_to,
+                "medians_us": {str(tokens): list(both) for tokens, both in one.medians_us.items()},
+                "source": one.source,
+            }
+            for one in found
+        ]
+        click.echo(json.dumps({"crossovers": lines, "saved": None if save is None else str(save)}))
+        return
+    out = console()
+    for one in found:
+        out.print(_table(one))
+        more = "; it was still ahead there, so more tokens may be its own: measure more" if one.open_ended else ""
+        out.print(f"Sentinel up to {one.sentinel_up_to} tokens{more}", soft_wrap=True, markup=False)
+    if save is not None:
+        out.print(str(save), soft_wrap=True, markup=False)
+
+
+def _table(choice: "Choice") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    at = choice.setting
+    title = f"{at.machine}: EP {at.ep_size}, hidden {at.hidden}, {at.dispatch_format}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in ("tokens", "Sentinel (us)", "Fence (us)", "Fence / Sentinel"):
+        table.add_column(heading, justify="right")
+    for tokens, (sentinel, fence) in choice.medians_us.items():
+        table.add_row(str(tokens), f"{sentinel:.2f}", f"{fence:.2f}", f"{fence / sentinel:.3f}")
+    return table

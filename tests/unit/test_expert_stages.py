@@ -1,0 +1,94 @@
+"""Expert stages that libraries bring: FlashInfer's against an imitation, and what each says that it cannot serve."""
+
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from epcross.kernels.experts import oracle
+from epcross.kernels.experts.compute import ExpertCompute
+from epcross.kernels.experts.deepgemm import DeepGemm
+from epcross.kernels.experts.flashinfer import FlashInferMoe
+from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
+from epcross.kernels.experts.gather_gemm import GatherGemm
+from epcross.kernels.experts.torch_grouped import TorchGrouped
+from epcross.kernels.experts.weights import make_weights
+from epcross.kernels.formats import RowFormat
+
+from tests._experts import rank_major, shape_of  # isort: skip
+from tests.fakes import grouped_products  # isort: skip
+
+BF16, FP8, FP4 = WeightFormat.BF16, WeightFormat.FP8, WeightFormat.FP4
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("flashinfer")
+    package.__version__ = "0.7.4"  # type: ignore[attr-defined]
+    package.fused_moe = grouped_products.flashinfer_moe()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", package.fused_moe)
+
+
+@pytest.mark.parametrize("weights", [BF16, FP4])
+@pytest.mark.parametrize("rows", [{}, {"sets": 2, "epoch": 7}, {"sets": 2, "epoch": 8}, {"headers": False}])
+def test_flashinfer(weights: WeightFormat, rows: dict[str, Any]) -> None:
+    shape, compute = shape_of(RowFormat.BF16, weights), FlashInferMoe()
+    assert compute.unavailable() is None
+    assert compute.unsupported(shape, Layout.RANK_MAJOR) is None
+    landed, stored = rank_major(shape, **rows), make_weights(shape, seed=3, device="cpu", copies=2)
+    compute.prepare(shape, Layout.RANK_MAJOR, stored)
+    place, wanted = oracle.expected_of_rows(shape, stored.copies[0], landed, compute.arithmetic(shape))
+    for turn in range(3):
+        landed.out.fill_(float("nan"))
+        compute.run(landed, turn)
+        judged = oracle.judge(landed.out[place], wanted)
+        assert judged.ok, judged.sentence()
+    assert compute.describe().version == "flashinfer 0.7.4"
+    assert compute.workspace_bytes > sum(tensor.nbytes for tensor in stored.copies[0].tensors())
+    compute.release()
+
+
+@pytest.mark.parametrize(
+    ("compute", "rows", "weights", "layout", "says"),
+    [
+        (TorchGrouped(), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "bf16 rows and weights only"),
+        (GatherGemm(), RowFormat.BF16, BF16, Layout.EXPERT_MAJOR, "rank-major rows in place, not expert_major"),
+        (GatherGemm(), RowFormat.BF16, FP4, Layout.RANK_MAJOR, "bf16 rows with bf16 weights and fp8 with fp8"),
+        (GatherGemm(block_n=64), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "block_n=64 must be 128 for fp8"),
+        (DeepGemm("sideways"), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "form=sideways must be auto, masked or contig"),
+        (DeepGemm(), RowFormat.BF16, FP8, Layout.RANK_MAJOR, "not bf16 rows with fp8 weights"),
+        (FlashInferMoe(), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "bf16 rows with bf16 or fp4 weights"),
+        (FlashInferMoe(), RowFormat.BF16, BF16, Layout.EXPERT_MAJOR, "rank-major rows, not expert_major"),
+    ],
+)
+def test_what_cannot_be_served_is_a_sentence(
+    compute: ExpertCompute, rows: RowFormat, weights: WeightFormat, layout: Layout, says: str
+) -> None:
+    shape = shape_of(rows, weights)
+    assert says in (compute.unsupported(shape, layout) or "")
+
+
+@pytest.mark.parametrize("compute", [TorchGrouped(), GatherGemm(), DeepGemm(), FlashInferMoe()])
+def test_faulty_shapes_are_refused_by_all(compute: ExpertCompute) -> None:
+    shape: ExpertShape = shape_of(RowFormat.BF16, BF16)
+    for wrong, says in (
+        ({"top_k": 0}, "top_k=0 must be at least 1"),
+        ({"first_slot": -1}, "first_slot=-1 must not be negative"),
+        ({"row_format": RowFormat.NVFP4}, "row_format=nvfp4 is no format"),
+        ({"row_format": RowFormat.FP8, "hidden": 200}, "hidden=200 is not a multiple of 128"),
+    ):
+        for layout in Layout:
+            assert says in (compute.unsupported(replace(shape, **wrong), layout) or "")
+
+
+def test_gather_gemm_says_what_its_index_cannot_hold() -> None:
+    shape = shape_of(RowFormat.BF16, BF16, capacity_rows=1 << 24)
+    assert "32-bit index" in (GatherGemm().unsupported(shape, Layout.RANK_MAJOR) or "")
+    assert torch.iinfo(torch.int32).max < (1 << 24) * 128

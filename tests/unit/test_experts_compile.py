@@ -1,0 +1,111 @@
+"""The experts' kernels compile for Hopper and Blackwell without a GPU, and use what those GPUs have for it."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="Triton is not installed: make triton")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from epcross.kernels.experts.formats import ExpertShape, WeightFormat
+from epcross.kernels.experts.gather.gemm_kernels import down_kernel, gate_up_kernel
+from epcross.kernels.experts.gather.index_kernel import index_kernel
+from epcross.kernels.experts.gather_gemm import Tiles, default_tiles
+from epcross.kernels.formats import RowFormat
+
+TOOLS = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
+SHARED_BYTES = 227 * 1024
+SIZES = {"H": 7168, "I": 2048, "K": 8, "TWO_SETS": True, "PDL": True}
+POINTERS = {
+    "w_ptr": "*u8",
+    "epoch_ptr": "*i64",
+    "headers_ptr": "*i64",
+    "out_ptr": "*bf16",
+    **dict.fromkeys(("w_scale_ptr", "x_scale_ptr", "h_scale_ptr", "part_ptr", "weight_ptr"), "*fp32"),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def tiles_at(expected: int, fp8: bool) -> Tiles:
+    formats = (RowFormat.FP8, WeightFormat.FP8) if fp8 else (RowFormat.BF16, WeightFormat.BF16)
+    shape = ExpertShape(
+        num_local_experts=32, first_slot=0, top_k=8, hidden=7168, intermediate=2048, row_format=formats[0],
+        weight_format=formats[1], capacity_rows=8, expected_rows_per_expert=expected,
+    )  # fmt: skip
+    return default_tiles(shape)
+
+
+def compiled(kernel: Any, constants: dict[str, Any], fp8: bool, capability: int, **options: int) -> Any:
+    element = "fp8e4nv" if fp8 else "bf16"
+    types = {**POINTERS, "x_ptr": f"*{element}", "h_ptr": f"*{element}"}
+    if kernel is not index_kernel:
+        width = constants["BLOCK_K"]
+        types["w_desc"] = f"tensordesc<{element}[{constants['BLOCK_N']}, {width}]>"
+        types["h_desc"] = f"tensordesc<{element}[{constants['BLOCK_T']}, {width}]>"
+    signature, attributes = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = types.get(name) or ("*i32" if name.endswith("_ptr") else "i32")
+        if signature[name].startswith("*") or name.endswith(("_stride", "_delta")):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def stack_bytes(binary: bytes, folder: Path) -> int:
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary)
+    told = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    (found,) = set(re.findall(r"STACK:(\d+)", told))
+    return int(found)
+
+
+@pytest.mark.parametrize("expected", [1, 16, 100])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_products_on_hopper(fp8: bool, expected: int, tmp_path: Path) -> None:
+    tiles = tiles_at(expected, fp8)
+    assert tiles.block_t >= min(expected, 64)
+    for kernel, block_n, stages, warps, per_sm in (
+        (gate_up_kernel, tiles.block_n, tiles.stages, tiles.warps, tiles.per_sm),
+        (down_kernel, tiles.down_block_n, tiles.down_stages, tiles.down_warps, tiles.down_per_sm),
+    ):
+        constants = {**SIZES, "FP8": fp8, "BLOCK_N": block_n, "BLOCK_T": tiles.block_t, "BLOCK_K": 128 if fp8 else 64}
+        constants |= {"PREFETCH": 1024} if kernel is down_kernel else {"POWER_OF_TWO": False}
+        made = compiled(kernel, constants, fp8, 90, num_stages=stages, num_warps=warps)
+        program = made.asm["ptx"]
+        kind = "e4m3.e4m3" if fp8 else "bf16.bf16"
+        assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n\d+k\d+\.f32\.{kind}", program)
+        assert "cp.async.bulk.tensor" in program
+        assert "griddepcontrol.wait" in program
+        assert ("prefetch.global.L2" in program) == (kernel is down_kernel)
+        assert "mma.sync.aligned.m16" not in program
+        assert stack_bytes(made.asm["cubin"], tmp_path) == 0, "registers do not suffice"
+        assert made.metadata.shared * per_sm <= SHARED_BYTES
+
+
+def test_products_on_blackwell() -> None:
+    constants = {**SIZES, "FP8": True, "POWER_OF_TWO": True, "BLOCK_N": 128, "BLOCK_T": 16, "BLOCK_K": 128}
+    made = compiled(gate_up_kernel, constants, True, 100, num_stages=3, num_warps=4)
+    assert "cp.async.bulk.tensor" in made.asm["ptx"]
+
+
+def test_the_index() -> None:
+    constants = {
+        "E": 32, "E_PAD": 32, "K": 8, "K_PAD": 8, "ROWS": 64, "BLOCK_T": 16, "COLUMN_BLOCKS": 16, "MAX_SPLITS": 8,
+        "TWO_SETS": True, "HAS_HEADERS": True, "HAS_LIMIT": False, "PDL": True,
+    }  # fmt: skip
+    made = compiled(index_kernel, constants, False, 90, num_warps=4)
+    assert "atom" in made.asm["ptx"]

@@ -1,0 +1,37 @@
+"""The one command for a GPU machine names sweeps that exist, and goes on with the runs that it should."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "gpu"))
+    monkeypatch.delitem(sys.modules, "check", raising=False)
+    import check  # type: ignore[import-not-found]
+
+    return check
+
+
+def test_every_step_runs_a_sweep_that_exists(check, tmp_path):
+    words = [word for commands in check.commands(tmp_path).values() for command in commands for word in command]
+    named = {word.removeprefix("sweep=") for word in words if word.startswith("sweep=")} - {"gpu_smoke"}
+    assert {"onesided_nvlink", "baselines_nvlink", "nvlink_ep8"} <= named
+    assert [name for name in sorted(named) if not (ROOT / "sweeps" / f"{name}.yaml").is_file()] == []
+
+
+def test_the_ranks_of_a_group_of_gpus_are_chosen(check, tmp_path):
+    (command,) = check.commands(tmp_path, 4)["ep"]
+    assert "ep_size=4" in command
+    assert "sweep=nvlink_ep8" in command
+
+
+def test_resume_takes_up_evidence_and_no_smoke(check, tmp_path):
+    for name in ("20261130-010203-baselines_nvlink-aa", "20261130-010203-baselines_smoke-bb", "20261130-1-nvlink_ep8-c"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    resumed = [command[-1].split("/")[-1] for command in check.commands(tmp_path)["resume"]]
+    assert resumed == ["20261130-010203-baselines_nvlink-aa", "20261130-1-nvlink_ep8-c"]
