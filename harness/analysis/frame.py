@@ -101,7 +101,7 @@ def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> p
     every flag, `<view>` and `<view>_gbps` for every one of `VIEWS` (phases dispatch, combine and round_trip; NaN
     elsewhere), `nvlink_ratio`, and `floor_<name>` for every time and bandwidth of the floors of these runs at the row's
     domain and EP size (NaN where there is none). Closed lists are ordered categories. A text that was not reported is
-    `NOT_REPORTED`; only numbers and `reason` can be missing.
+    `NOT_REPORTED`; only numbers, `reason` and `nvlink_note` can be missing.
 
     Args:
         domains: keep rows of these only. None: all; then comparing functions refuse what `require_one_domain` does.

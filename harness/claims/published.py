@@ -148,7 +148,8 @@ def _frame(rows: list[dict[str, Any]]) -> "pd.DataFrame":
         else:
             column = column.astype("boolean" if kind == "bool" else "Int64")
         columns[name] = column
-    columns["reason"] = pd.Series(pd.NA, index=given.index, dtype="string")
+    for name in ("reason", "nvlink_note"):
+        columns[name] = pd.Series(pd.NA, index=given.index, dtype="string")
     for name in ("repeat", "launch", "seed", "chain"):
         columns[name] = pd.Series(0, index=given.index, dtype="Int64")
     for name in ("token_spread", "capacity"):
@@ -157,6 +158,7 @@ def _frame(rows: list[dict[str, Any]]) -> "pd.DataFrame":
         columns[f"is_{flag}"] = pd.Series(False, index=given.index, dtype=bool)
     for view in VIEWS:
         columns[view] = columns[gbps(view)] = pd.Series(math.nan, index=given.index, dtype="float64")
+    columns["nvlink_ratio"] = pd.Series(math.nan, index=given.index, dtype="float64")
     for name in ADDED:
         column = given[name] if name in given else pd.Series([None] * len(given), dtype="object")
         numeric = name in ("stated_gbps", "stated_speedup", "recomputed_gbps")
