@@ -39,6 +39,10 @@ SPAN_PAIRS = 32
 """The profiler keeps every kernel; spans need few."""
 
 
+Parts = Sequence[tuple[Phase, Callable[[int], None]]]
+"""What a pair is made of, in order: a call with the set's number, and what it is called in a trace."""
+
+
 class CudaTimer:
     """A `Timer` on one GPU of each process; ranks that one launch serves are timed together."""
 
@@ -62,8 +66,8 @@ class CudaTimer:
         run = self._runner(name, size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
         with device.range(f"{name} {replays} x {size} pairs"):
-            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the hold
-            # a short series would time the host
+            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the
+            # hold a short series would time the host
             device.hold(HOLD_US)
             run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
             first = device.mark()
@@ -164,14 +168,15 @@ class CudaTimer:
         )
 
     def _spans(self, pair: Pair, *, pairs: int, sets: int) -> Series:
-        seen, count = self.seen_kernels(pair, pairs=pairs, sets=sets)
+        parts = ((Phase.DISPATCH, pair.dispatch), (Phase.EXPERTS, pair.experts), (Phase.COMBINE, pair.combine))
+        seen, count = self.seen_kernels(parts, pairs=pairs, sets=sets)
         return Series(
             values_us={phase: phase_spans(seen, phase, count) for phase in (Phase.DISPATCH, Phase.COMBINE)},
             starts_ns=[0],
             pairs=count,
         )
 
-    def seen_kernels(self, pair: Pair, *, pairs: int, sets: int) -> tuple[Sequence[KernelSpan], int]:
+    def seen_kernels(self, parts: Parts, *, pairs: int, sets: int) -> tuple[Sequence[KernelSpan], int]:
         """The kernels of some pairs, at most `pairs`, and how many: each part of a pair in a range of its own.
 
         Eager, since a profiler sees which call launched a kernel only then. The pairs run back to back all the same:
@@ -181,12 +186,9 @@ class CudaTimer:
 
         def enqueue() -> None:
             for i in range(pairs):
-                with device.range(range_name(Phase.DISPATCH, i)):
-                    pair.dispatch(i % sets)
-                with device.range(range_name(Phase.EXPERTS, i)):
-                    pair.experts(i % sets)
-                with device.range(range_name(Phase.COMBINE, i)):
-                    pair.combine(i % sets)
+                for phase, part in parts:
+                    with device.range(range_name(phase, i)):
+                        part(i % sets)
 
         def held(hold_us: float) -> Callable[[], None]:
             def run() -> None:

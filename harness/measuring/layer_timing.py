@@ -55,8 +55,9 @@ class LayerTimer(CudaTimer):
         return replace(last, values_us={whole: [period_us], Phase.LAYER_COMM: [period_us - in_place]})
 
     def _spans_layer(self, layer: LayerBackend, whole: Phase, *, pairs: int, sets: int) -> Series:
-        seen, count = self.seen_kernels(layer, pairs=pairs, sets=sets)
-        values = {whole: phase_spans(seen, (Phase.DISPATCH, Phase.EXPERTS, Phase.COMBINE), count)}
+        parts = layer.parts()
+        seen, count = self.seen_kernels(parts, pairs=pairs, sets=sets)
+        values = {whole: phase_spans(seen, [phase for phase, _ in parts], count)}
         if layer.kind is BackendKind.LAYER:
             values |= {phase: phase_spans(seen, phase, count) for phase in (Phase.DISPATCH, Phase.COMBINE)}
             both = zip(values[Phase.DISPATCH], values[Phase.COMBINE], strict=False)

@@ -123,7 +123,10 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "experts_sweep": [sweep("experts_h200", *shlex.split(os.environ.get("EXPERT_SWEEP_WORDS", "")))],
         "layer_one": [
             sweep("layer_one_gpu"),
-            *([*epcross, "check", "backend=layer_onesided", f"compute={name}"] for name in ("gather_gemm", "deepgemm")),
+            *(
+                [*epcross, "check", "backend=layer_onesided", f"compute={name}", "--limit-s", "120"]
+                for name in ("gather_gemm", "deepgemm")
+            ),
         ],
         "layer_smoke": [[*epcross, "backends"], sweep("layer_smoke", "timing.wall_limit_s=150")],
         "layer": [

@@ -68,7 +68,7 @@ def test_a_layer_is_verified_and_timed(regime, formats):
         assert record.verified_rounds == 1 + FEW.sets + 1
         assert 0 < (record.error_ratio or 0) <= 2
         assert record.boundary is not None
-        assert ("quantise" in record.boundary.split()) == (bool(formats) and record.phase in ("layer", "dispatch"))
+        assert ("quantise" in record.boundary.split()) == (bool(formats) and record.phase == "layer")
 
 
 def test_rows_say_what_the_experts_had_to_do():
