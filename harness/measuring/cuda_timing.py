@@ -62,8 +62,8 @@ class CudaTimer:
         run = self._runner(name, size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
         with device.range(f"{name} {replays} x {size} pairs"):
-            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the hold
-            # a short series would time the host
+            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the
+            # hold a short series would time the host
             device.hold(HOLD_US)
             run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
             first = device.mark()
