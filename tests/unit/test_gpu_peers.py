@@ -35,10 +35,11 @@ def folder(tmp_path: Path) -> Path:
     return given
 
 
-def test_each_environment_finds_its_own_library(folder: Path, tmp_path: Path) -> None:
+def test_each_environment_finds_its_own_library(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/found/before")
     scratch, envs = tmp_path / "scratch", tmp_path / "envs"
     own = peers.prepare(folder, scratch, envs)
-    assert own["PYTHONPATH"] == str(scratch / "fi")
+    assert own["PYTHONPATH"] == f"{scratch / 'fi'}:/found/before"
     assert own["NCCL_NVLS_ENABLE"] == "0"
     ask = "import both, os, sys; print(both.FOUND, os.environ.get('EP_NCCL_ROOT_DIR'), sys.argv[1], os.environ['KEPT'])"
     environment = {"PATH": os.environ["PATH"], "KEPT": "yes", "PYTHONPATH": str(tmp_path / "kept")}

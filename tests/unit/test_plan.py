@@ -17,7 +17,6 @@ from epcross.harness.planning.plan import Plan, build
 from epcross.harness.planning.schema import Block
 from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Status
 
-
 LAYERS = ("experts_h200", "layer_h200x2", "layer_one_gpu", "layer_smoke")
 
 
