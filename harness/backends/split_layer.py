@@ -54,6 +54,11 @@ class InLayer(GpuBackend):
         """Buffers that `dispatch` of this set reads, of each rank of this process."""
 
     @abstractmethod
+    def partial_buffers(self) -> "Sequence[Tensor]":
+        """What `combine` reads, as far as it is known yet: to be poisoned, so that no stale partial passes for a new
+        one."""
+
+    @abstractmethod
     def landed_ranks(self, set_index: int) -> Sequence[ExpertRows]:
         """What the last `dispatch`, of this set, left, with `out` where `combine` will read. Called between the two,
         also in a capture; may enqueue."""
@@ -225,6 +230,8 @@ class SplitLayer(LayerBackend):
     def poison(self) -> None:
         """See `Backend`. What experts write is poisoned too: a stale partial must not pass for a new one."""
         self.exchange.poison()
+        for buffer in self.exchange.partial_buffers():
+            buffer.fill_(float("nan"))
         for held in self._kept.values():
             for rows in held:
                 rows.out.fill_(float("nan"))
