@@ -15,6 +15,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 # From PyPI, plain `pip install torch` is a CUDA build of several GB. TORCH_PIP= (empty) takes what pip finds itself.
 TORCH ?= 2.13.0
 TORCH_PIP ?= --index-url https://download.pytorch.org/whl/cpu
+TRITON ?= 3.6.0
 
 UV ?= uv
 SWEEP ?= quickstart
@@ -52,7 +53,7 @@ endif
 endif
 endif
 
-.PHONY: help quickstart setup kernels prebuild env-deepep_v1 env-deepep_v2 env-nccl_ep lock-envs test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch nvrtc lock clean
+.PHONY: help quickstart setup kernels prebuild env-deepep_v1 env-deepep_v2 env-nccl_ep lock-envs test test-slow gpu-check prove bench notebooks notebooks-sync evidence lint format torch triton nvrtc lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -180,6 +181,9 @@ $(NVRTC): $(CORE)
 
 torch: $(CORE) ## add CPU torch, for the gloo baseline (TORCH=2.13.0, TORCH_PIP=pip's index options)
 	@$(PIP) $(TORCH_PIP) torch==$(TORCH)
+
+triton: $(CORE) ## add Triton, whose interpreter runs the experts' kernels on a CPU (TRITON=3.6.0)
+	@$(PIP) triton==$(TRITON)
 
 lock: ## write the locks anew from pyproject.toml (needs uv)
 	@command -v $(UV) >/dev/null || { \

@@ -24,9 +24,9 @@ def compute_class(config: ComputeConfig) -> type[ExpertCompute]:
 
 
 def option_defaults(config: ComputeConfig) -> dict[str, Scalar]:
-    """The options it takes, which are keyword arguments of its constructor, with their defaults. Raises as `load`."""
+    """The options it takes: keyword arguments of its constructor whose default is a plain value. Raises as `load`."""
     parameters = inspect.signature(compute_class(config)).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
+    return {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)}
 
 
 def resolved(config: ComputeConfig, options: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -1,157 +1,237 @@
-"""The expert stage of one rank alone, on one GPU: rank 0's share of a group's routing, on rows that lie where an exchange
-would have left them.
+"""An expert stage alone: one rank's slice of a layer on rows that are in place, on one GPU.
 
-    rank_major     [source rank, its token] with a header for each, as our exchange lands rows; weighted sums come out
-    expert_major   [expert, place] with a count for each; outputs come out one by one, and whoever combines weights them
-
-Rows are quantised before the window. The other ranks of the group only lend their tokens.
+Rows and selections are those that routing of all ranks brings to `rank`. They lie as an exchange would leave them: one
+place for each (source, token), or sorted by expert. No rank sends anything.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from epcross.harness.backends import vendor
-from epcross.harness.backends.base import Batch, Description, Group, Shard
+from epcross.harness.backends.base import Batch, Description, Float32, Group, Int32, Shard
 from epcross.harness.backends.layer import LayerBackend, expert_shape
 from epcross.harness.backends.rank_weights import rank_weights
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import BackendKind, Boundary, Domain, Phase, RowFormat, Sharing
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout
-from epcross.kernels.experts.landing import ExpertMajorLanding, RankMajorLanding
 from epcross.kernels.experts.quantise import quantise_fp8_rows
+from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, flat_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class ExpertsOnly(LayerBackend):
-    """One compute on rank 0's rows."""
+    """One process, which knows the inputs of all ranks."""
 
     name = "experts_only"
     kind = BackendKind.EXPERTS
-    phases = frozenset({Phase.EXPERTS})
     domains = frozenset({Domain.SHARED_GPU})
-    boundary: ClassVar[Mapping[Phase, frozenset[Boundary]]] = {Phase.EXPERTS: frozenset({Boundary.EXPERTS})}
+    phases = frozenset({Phase.EXPERTS})
+    boundary: ClassVar = {Phase.EXPERTS: frozenset({Boundary.EXPERTS})}
+
+    _compute: ExpertCompute | None = None
 
     @classmethod
     def option_defaults(cls) -> Mapping[str, Scalar]:
-        """`layout`: how rows lie, `rank_major` or `expert_major`."""
-        return {"layout": str(Layout.RANK_MAJOR)}
+        """`rank`: whose slice. `layout`: rank_major, or expert_major as low-latency exchanges leave rows."""
+        return {"rank": 0, "layout": str(Layout.RANK_MAJOR)}
+
+    @property
+    def rank(self) -> int:
+        """Whose experts they are."""
+        return vendor.integer(self.options["rank"])
 
     def unavailable(self) -> str | None:
-        """Needs torch; the expert stage says what else."""
+        """No GPU; what an expert stage needs besides it says itself."""
         return vendor.no_gpu()
 
     def unsupported(self, point: Point) -> str | None:
-        """One process with all tokens, and what rules out the experts."""
-        if point.weight_format is None:
-            return f"{self.name} is an expert stage, and the point has no weights"
+        """What rules out the expert stage, or the slice."""
         if point.sharing is not Sharing.ONE_LAUNCH:
-            return f"{self.name} is one rank's work with all ranks' tokens in one process; use device=cuda_one_launch"
+            return f"{self.name} makes the rows of all ranks in one process; use device=cuda_one_launch"
         if self.options["layout"] not in list(Layout):
             return f"layout={self.options['layout']} must be {' or '.join(Layout)}"
+        if not 0 <= self.rank < point.ep_size:
+            return f"rank={self.rank} is none of the {point.ep_size} ranks"
+        if point.weight_format is None or self.make_compute is None:
+            return f"{self.name} was given no expert stage"
         shape = self._shape(point)
-        found = list(shape.problems())
-        if self.make_compute is not None and not found:
-            found = list(filter(None, [self.make_compute().unsupported(shape, self._layout)]))
-        return "; ".join(found) or None
+        return "; ".join(shape.problems()) or self.make_compute().unsupported(shape, self._layout)
 
     def workspace_bytes(self, point: Point) -> int:
-        """The weights; rows are small beside them."""
-        return point.experts_per_rank * self._shape(point).bytes_per_expert
+        """Weights, rows and outputs."""
+        shape = self._shape(point)
+        places = shape.capacity_rows * (1 if self._layout is Layout.RANK_MAJOR else shape.num_local_experts)
+        return shape.num_local_experts * shape.bytes_per_expert + places * 4 * point.model.hidden
 
-    def served_slots(self, point: Point) -> range:
-        """See `LayerBackend`: those of rank 0."""
-        return range(point.experts_per_rank)
+    def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
+        """See `LayerBackend`."""
+        assert self.make_compute is not None
+        told = self.make_compute().arithmetic(self._shape(point))
+        return [replace(told, output_rounded=True) if self._layout is Layout.EXPERT_MAJOR else told]
 
     def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:
         """See `LayerBackend`."""
-        assert self.make_compute is not None, f"{self.name} was given no expert stage"
+        assert self.make_compute is not None
         self._point, self._device = point, vendor.device()
-        shape, sets = self._shape(point), range(len(shards[0].batches))
-        made = RankMajorLanding if self._layout is Layout.RANK_MAJOR else ExpertMajorLanding
-        self._landings = [made(shape, point.ep_size, self._device) for _ in sets]
-        every = [np.concatenate([shard.batches[number].ids for shard in shards]) for number in sets]
-        weights = rank_weights(point, 0, self._device, every)
+        ids = [np.concatenate([shard.batches[index].ids for shard in shards]) for index in range(len(shards[0].batches))]
+        weights = rank_weights(point, self.rank, self._device, ids)
         self._copies, self._next_copy = len(weights.copies), 0
-        self._compute: ExpertCompute = self.make_compute()
-        self._compute.prepare(shape, self._layout, weights)
-        for number in sets:
-            self.refill_ranks(number, [shard.batches[number] for shard in shards])
+        self._compute = self.make_compute()
+        self._compute.prepare(self._shape(point), self._layout, weights)
+        self._rows: list[ExpertRows] = [self._empty() for _ in shards[0].batches]
+        self._made: list[tuple[Int32, Float32]] = [(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))] * len(ids)
+        for index in range(len(ids)):
+            self.refill_ranks(index, [shard.batches[index] for shard in shards])
         vendor.synchronize()
 
     def refill_ranks(self, set_index: int, batches: Sequence[Batch]) -> None:
         """See `LayerBackend`."""
         import torch
 
-        landing, width = self._landings[set_index], 2 * self._point.model.hidden
+        point, width = self._point, 2 * self._point.model.hidden
+        places, top_k = point.ep_size * self._capacity(point), point.model.top_k
+        ids = np.full((places, top_k), -1, np.int32)
+        weights = np.zeros((places, top_k), np.float32)
+        hidden = torch.zeros(places, point.model.hidden, dtype=torch.bfloat16)
+        first = self.rank * point.experts_per_rank
         for source, batch in enumerate(batches):
-            ids = torch.from_numpy(np.ascontiguousarray(batch.ids)).to(self._device)
-            weights = torch.from_numpy(np.ascontiguousarray(batch.weights)).to(self._device)
-            hidden = torch.empty((len(ids), width // 2), dtype=torch.bfloat16, device=self._device)
-            hidden.view(torch.uint8).copy_(torch.from_numpy(np.ascontiguousarray(batch.rows[:, :width])))
-            rows, scales = hidden, None
-            if self._point.dispatch_format is RowFormat.FP8:
-                rows, scales = quantise_fp8_rows(hidden)
-            rows = rows.view(torch.uint8)
-            landing.land(source, rows, scales, ids, weights)
+            at = slice(source * self._capacity(point), source * self._capacity(point) + len(batch.ids))
+            here = ((batch.ids >= first) & (batch.ids < first + point.experts_per_rank)).any(axis=1, keepdims=True)
+            ids[at], weights[at] = np.where(here, batch.ids, -1), np.where(here, batch.weights, 0)
+            rows = torch.from_numpy(np.ascontiguousarray(batch.rows[:, :width]))
+            hidden[at].view(torch.uint8).copy_(rows)
+        self._made[set_index] = ids, weights
+        rows, scales = self._quantised(hidden.to(self._device))
+        held = self._rows[set_index]
+        if isinstance(held, ExpertMajorRows):
+            self._by_expert(held, ids, rows, scales)
+            return
+        one = held.sets[0]
+        one.rows.copy_(rows)
+        one.scales.copy_(scales)
+        one.ids.copy_(torch.from_numpy(ids))
+        one.weights.copy_(torch.from_numpy(weights))
 
     def dispatch(self, set_index: int) -> None:
-        """Nothing: rows are there."""
+        """Nothing: rows are in place."""
 
     def experts(self, set_index: int) -> None:
         """See `LayerBackend`."""
-        self._compute.run(self._landings[set_index].rows, self._next_copy)
+        assert self._compute is not None
+        self._compute.run(self._rows[set_index], self._next_copy)
         self._next_copy = (self._next_copy + 1) % self._copies
 
     def combine(self, set_index: int) -> None:
-        """Nothing: outputs stay."""
+        """Nothing: what experts write is what is looked at."""
 
-    def outputs_ranks(self, set_index: int) -> "Sequence[Tensor]":
-        """For each rank's tokens what rank 0's experts made of them; zeros for tokens that chose none of these."""
+    def outputs_ranks(self, set_index: int) -> "list[Tensor]":
+        """bf16 [ep_size * capacity, hidden]: the weighted sums of this rank's experts by (source, token); rows by expert
+        are weighted and added here, outside the window."""
+        import torch
+
         vendor.synchronize()
-        landing = self._landings[set_index]
-        return [landing.sums(source)[:count] for source, count in enumerate(self._point.tokens)]
-
-    def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
-        """See `LayerBackend`."""
-        assert self.make_compute is not None
-        return [self.make_compute().arithmetic(self._shape(point))]
+        held = self._rows[set_index]
+        if not isinstance(held, ExpertMajorRows):
+            return [held.out]
+        ids, weights = self._made[set_index]
+        total = torch.zeros(len(ids), self._point.model.hidden, dtype=torch.float32, device=self._device)
+        for expert in range(self._point.experts_per_rank):
+            place, selection = np.nonzero(ids == self.rank * self._point.experts_per_rank + expert)
+            weight = torch.from_numpy(weights[place, selection]).to(self._device)
+            rows = held.out[expert, : len(place)].float() * weight[:, None]
+            total.index_add_(0, torch.from_numpy(place).to(self._device), rows)
+        return [total.to(torch.bfloat16)]
 
     def poison(self) -> None:
         """See `Backend`."""
-        for landing in self._landings:
-            landing.rows.out.fill_(float("nan"))
+        for rows in self._rows:
+            rows.out.fill_(float("nan"))
 
     def describe(self) -> Description:
         """See `Backend`."""
-        told = self.compute_description()
-        chosen = [f"{name} {value}" for name, value in told.options.items()]
+        assert self._compute is not None
+        told = self._compute.describe()
         return Description(
             version=told.version,
-            algorithm=", ".join([*chosen, f"weights in {self._copies} copies"]),
             transport="none",
+            algorithm=", ".join([f"{name} {value}" for name, value in told.options.items()]),
             kernels=told.kernels,
             workspace_bytes=self._compute.workspace_bytes,
         )
 
     def compute_description(self) -> ComputeDescription:
         """See `LayerBackend`."""
+        assert self._compute is not None
         return self._compute.describe()
 
     def close(self) -> None:
         """See `Backend`."""
-        vendor.synchronize()
-        if compute := vars(self).pop("_compute", None):
+        compute, self._compute = self._compute, None
+        if compute is not None:
+            vendor.synchronize()
             compute.release()
-        self._landings = []
+            self._rows = []
 
     @property
     def _layout(self) -> Layout:
-        return Layout(str(self.options["layout"]))
+        return Layout(self.options["layout"])
+
+    def _capacity(self, point: Point) -> int:
+        return max(1, point.max_tokens_per_rank)
 
     def _shape(self, point: Point) -> ExpertShape:
-        return expert_shape(point, 0, capacity_rows=point.ep_size * max(1, point.max_tokens_per_rank))
+        return expert_shape(point, self.rank, capacity_rows=point.ep_size * self._capacity(point))
+
+    def _quantised(self, hidden: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Bytes of rows and scales."""
+        import torch
+
+        if self._point.dispatch_format is RowFormat.BF16:
+            return hidden.view(torch.uint8), torch.empty(len(hidden), 0, dtype=torch.uint8, device=hidden.device)
+        rows, scales = quantise_fp8_rows(hidden)
+        return rows.view(torch.uint8), scales.contiguous().view(torch.uint8)
+
+    def _empty(self) -> ExpertRows:
+        import torch
+
+        point, top_k, hidden = self._point, self._point.model.top_k, self._point.model.hidden
+        places = point.ep_size * self._capacity(point)
+        fp8 = point.dispatch_format is not RowFormat.BF16
+
+        def zeros(*shape: int, dtype: Any) -> Any:
+            return torch.zeros(*shape, dtype=dtype, device=self._device)
+
+        if self._layout is Layout.EXPERT_MAJOR:
+            shape = (point.experts_per_rank, places)
+            columns = hidden // 128 if fp8 else 0
+            return ExpertMajorRows(
+                rows=zeros(*shape, hidden if fp8 else 2 * hidden, dtype=torch.uint8),
+                scales=zeros(shape[0], columns, -(-places // 4) * 4, dtype=torch.float32).transpose(1, 2)[:, :places],
+                counts=zeros(shape[0], dtype=torch.int32),
+                out=zeros(*shape, hidden, dtype=torch.bfloat16),
+            )
+        rows = zeros(places, hidden, dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+        return flat_rows(
+            rows,
+            zeros(places, top_k, dtype=torch.int32) - 1,
+            zeros(places, top_k, dtype=torch.float32),
+            zeros(places, hidden, dtype=torch.bfloat16),
+            scales=zeros(places, hidden // 128, dtype=torch.float32) if fp8 else None,
+        )
+
+    def _by_expert(self, held: ExpertMajorRows, ids: Int32, rows: "Tensor", scales: "Tensor") -> None:
+        import torch
+
+        first = self.rank * self._point.experts_per_rank
+        for expert in range(self._point.experts_per_rank):
+            place = torch.from_numpy(np.nonzero(ids == first + expert)[0]).to(self._device)
+            held.counts[expert] = len(place)
+            held.rows[expert, : len(place)] = rows[place]
+            if held.scales.shape[2]:
+                held.scales[expert, : len(place)] = scales.view(torch.float32)[place]

@@ -71,10 +71,6 @@ class LayerBackend(Backend):
         """Where the experts round, for the oracle; several where a library chooses by the shape and does not say what:
         outputs must then be right by one and the same of them. Needs no GPU."""
 
-    def served_slots(self, point: Point) -> range:
-        """Slots whose experts run here: all of the group's, unless this is one rank's stage alone."""
-        return range(point.placement.num_slots)
-
     def keep(self, set_index: int) -> None:
         """See above. Nothing for kinds without an exchange of their own."""
         return

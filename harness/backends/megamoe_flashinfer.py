@@ -15,7 +15,7 @@ from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary
 from epcross.kernels.experts.formats import FP8_BLOCK, Arithmetic, WeightFormat
-from epcross.kernels.experts.quantise_rows import quantise_rows
+from epcross.kernels.experts.quantise import quantise_rows
 from epcross.kernels.experts.weights import WeightCopy
 from epcross.kernels.formats import RowFormat
 

@@ -21,7 +21,7 @@ from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Phase, RowFormat
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import FP8_BLOCK, Arithmetic, ExpertShape, Layout
-from epcross.kernels.experts.quantise_rows import quantise_rows
+from epcross.kernels.experts.quantise import quantise_rows
 from epcross.kernels.experts.rows import ExpertRows
 from epcross.kernels.formats import row_size
 

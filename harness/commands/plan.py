@@ -104,10 +104,12 @@ def _points_table(points: tuple["Point", ...]) -> Table:
         lines.setdefault((*columns, shortened(dict.fromkeys(words))), []).append(regime)
 
     table = Table(expand=True)
+    # what varies needs the room more than a long name does
+    widest = {"model": 16, "regime": 12} if any(varied.values()) else {}
     for heading in ("backend", "EP", "model", "regime"):
-        table.add_column(heading)
+        table.add_column(heading, max_width=widest.get(heading), overflow="fold")
     if any(varied.values()):
-        table.add_column("varied", ratio=1)
+        table.add_column("varied", ratio=2)
     table.add_column("tokens per rank", ratio=1)
     for (backend, ep_size, model, other, listed), regimes in lines.items():
         cells = [backend, ep_size, model, " ".join(regimes), *([other] if any(varied.values()) else []), listed]
@@ -129,12 +131,12 @@ def _varied(points: tuple["Point", ...]) -> dict["Point", str]:
     for point, named in facts.items():
         for name, value in named.items():
             seen.setdefault((name, point.backend if name.startswith("option ") else ""), set()).add(value)
-    varying = {name for (name, _), values in seen.items() if len(values) > 1}
+    varying = {key for key, values in seen.items() if len(values) > 1}
     return {
         point: " ".join(
             f"{name.removeprefix('option ')}={value}"
             for name, value in named.items()
-            if name in varying and value is not None
+            if (name, point.backend if name.startswith("option ") else "") in varying and value is not None
         )
         for point, named in facts.items()
     }

@@ -311,7 +311,7 @@ class UnitSession:
         worst = getattr(self.ranks, "worst_ratio", 0.0)
         told = self.backend.compute_description()
         return {
-            **expert_fields(self.point, self.ids, self.backend.served_slots(self.point)),
+            **expert_fields(self.point, self.ids),
             "compute_version": None if told is None else told.version,
             "error_ratio": max(float(data) for data in self.group.all_gather(repr(worst).encode())),
         }

@@ -97,11 +97,10 @@ class LayerRanks:
     def _check(self, set_index: int, batch: GroupBatch, where: str) -> Mismatch | None:
         import torch
 
-        outputs = self.backend.outputs_ranks(set_index)
-        for rank, out in zip(self.ranks, outputs, strict=True):
-            shape = (self.point.tokens[rank], self.point.model.hidden)
-            if tuple(out.shape) != shape or out.dtype is not torch.bfloat16:
-                what = f"outputs{where} are {out.dtype} {tuple(out.shape)}, not {torch.bfloat16} {shape}"
+        for rank, out in self.judged(set_index, batch):
+            wanted = self._of(rank, batch, self._arithmetics[0]).value.shape
+            if tuple(out.shape) != tuple(wanted) or out.dtype is not torch.bfloat16:
+                what = f"outputs{where} are {out.dtype} {tuple(out.shape)}, not {torch.bfloat16} {tuple(wanted)}"
                 return Mismatch(what=what, rank=rank, wrong=1, total=1, unit="of the outputs is malformed")
             judged = self._judge(rank, batch, out)
             if judged.ok:
@@ -113,10 +112,14 @@ class LayerRanks:
                 source=rank,
                 token=int(judged.times_allowed.argmax()),
                 wrong=int((~judged.right).sum()),
-                total=shape[0],
+                total=len(out),
                 unit="output rows are wrong",
             )
         return None
+
+    def judged(self, set_index: int, batch: GroupBatch) -> "list[tuple[int, Tensor]]":
+        """Rank and outputs that are looked at."""
+        return list(zip(self.ranks, self.backend.outputs_ranks(set_index), strict=True))
 
     def _judge(self, rank: int, batch: GroupBatch, out: "Tensor") -> oracle.Judgement:
         """By the arithmetic that explained outputs before, if there are several; else by the one that comes nearest."""
@@ -162,10 +165,10 @@ class LayerRanks:
         point = self.point
         return oracle.expected(
             self.values(batch, np.full(point.tokens[rank], rank), np.arange(point.tokens[rank])),
-            self._put(batch.ids[rank]),
-            self._put(batch.weights[rank]),
+            self.put(batch.ids[rank]),
+            self.put(batch.weights[rank]),
             expert=self.experts(),
-            slots=self.backend.served_slots(point),
+            slots=range(point.placement.num_slots),
             row_format=RowFormat.BF16 if point.dispatch_format is RowFormat.BF16 else RowFormat.FP8,  # what is added
             arithmetic=arithmetic,
             # one bf16 partial for each rank, unless the library's combine weights and adds selections one by one
@@ -197,7 +200,8 @@ class LayerRanks:
 
         return expert
 
-    def _put(self, array: np.ndarray) -> "Tensor":
+    def put(self, array: np.ndarray) -> "Tensor":
+        """On the device."""
         import torch
 
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

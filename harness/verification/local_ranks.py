@@ -12,6 +12,7 @@ from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.backends.layer import LayerBackend
 from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point
+from epcross.harness.terms import BackendKind
 from epcross.harness.verification.verify import Checker, Mismatch
 from epcross.harness.workload.batches import GroupBatch
 from epcross.harness.workload.placement import Slots
@@ -55,6 +56,10 @@ def local_ranks(backend: Backend, point: Point, group: Group, slots: Slots) -> L
     if isinstance(backend, LayerBackend):
         from epcross.harness.verification.layer_ranks import LayerRanks
 
+        if backend.kind is BackendKind.EXPERTS:
+            from epcross.harness.verification.experts_ranks import ExpertsRanks
+
+            return ExpertsRanks(backend, point, group, slots, count)
         return LayerRanks(backend, point, group, slots, count)
     if isinstance(backend, GpuBackend):
         from epcross.harness.verification.device_ranks import DeviceRanks

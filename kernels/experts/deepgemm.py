@@ -8,11 +8,11 @@ The library compiles a kernel for each shape when it is first called; `prepare` 
 """
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
-from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, triton_missing
+from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, on, triton_missing
 from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, RankMajorRows
 from epcross.kernels.experts.weights import ExpertWeights
 from epcross.kernels.formats import RowFormat
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MASKED_ROWS = 1024  # rank-major capacity up to which room for every row at each expert is worth its memory
+_FORMS = ("auto", "masked", "contiguous")
 _BLOCK_T = 16  # of the index, where tiles are only units of work
 
 
@@ -29,8 +30,8 @@ class DeepGemm(ExpertCompute):
 
     name: ClassVar[str] = "deepgemm"
 
-    def __init__(self, form: Literal["auto", "masked", "contiguous"] = "auto") -> None:
-        """`form` is that of rank-major rows."""
+    def __init__(self, form: str = "auto") -> None:
+        """`form` of the products for rank-major rows: masked, contiguous, or auto."""
         self._form = form
 
     def unavailable(self) -> str | None:
@@ -50,6 +51,8 @@ class DeepGemm(ExpertCompute):
         if found := shape.problems():
             return found[0]
         pair = (shape.row_format, shape.weight_format)
+        if self._form not in _FORMS:
+            return f"form={self._form} must be {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
         if shape.hidden % 128 or shape.intermediate % 128:
             return f"hidden={shape.hidden} and intermediate={shape.intermediate} must be multiples of 128"
         if pair == (RowFormat.BF16, WeightFormat.BF16):
@@ -186,7 +189,7 @@ class DeepGemm(ExpertCompute):
         x = first.rows.view(self._h.dtype)
         scale = first.scales.view(self._h_scale.dtype) if self._fp8 else self._h_scale
         scale_delta, scale_stride = (apart(first.scales, second.scales) // 4, scale.stride(0)) if self._fp8 else (0, 0)
-        bring_kernel[(self._programs,)](
+        on(bring_kernel, self._programs)(
             x, apart(first.rows, second.rows) // x.element_size(), x.stride(0), scale, scale_delta, scale_stride,
             epoch_of(rows, index.schedule), index.pairs, rows.capacity_rows, index.schedule, index.expert_rows,
             index.expert_tile, index.tile, index.max_tiles, self._x, self._x_scale,
@@ -204,7 +207,7 @@ class DeepGemm(ExpertCompute):
         from epcross.kernels.experts.gather.permute_kernels import swiglu_kernel
 
         index, shape = self._index, self._shape
-        swiglu_kernel[(self._programs,)](
+        on(swiglu_kernel, self._programs)(
             self._gate_up, counts, counts if index is None else index.expert_tile, self._h, self._h_scale,
             self._h_scale.stride(0) if self._masked else 0, self._h_scale.stride(-1), self._capacity, self._places,
             I=shape.intermediate, BLOCKS_PAD=triton.next_power_of_2(shape.intermediate // 128),
@@ -219,7 +222,7 @@ class DeepGemm(ExpertCompute):
         index, shape, first, second = self._index, self._shape, rows.sets[0], rows.sets[-1]
         assert index is not None
         assert self._y is not None
-        return_kernel[(self._programs,)](
+        on(return_kernel, self._programs)(
             self._y, index.place, first.weights, apart(first.weights, second.weights), first.weights.stride(0),
             epoch_of(rows, index.schedule), index.expert_tile, rows.capacity_rows, self._places,
             rows.out, rows.out.stride(0), self._capacity,

@@ -63,7 +63,7 @@ class FlashInferMoe(ExpertCompute):
         import flashinfer.fused_moe as library
         import torch
 
-        self._shape, self._library, self._version = shape, library, str(flashinfer.__version__)
+        self._shape, self._library, self._version = shape, library, str(getattr(flashinfer, "__version__", "unknown"))
         device = weights.copies[0].gate_up.device
         self._x = torch.zeros((shape.capacity_rows, shape.hidden), dtype=torch.bfloat16, device=device)
         self._out = torch.empty_like(self._x)

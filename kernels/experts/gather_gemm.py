@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from epcross.kernels.errors import DoesNotFit
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
-from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, interpreted, triton_missing
+from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, interpreted, on, triton_missing
 from epcross.kernels.experts.rows import ExpertRows, RankMajorRows
 from epcross.kernels.experts.weights import ExpertWeights
 from epcross.kernels.formats import RowFormat
@@ -143,20 +143,20 @@ class GatherGemm(ExpertCompute):
             "TWO_SETS": len(rows.sets) == 2,
         }  # fmt: skip
         index.fill(rows, pdl=dependent)
-        gate_up_kernel[(self._units,)](
+        on(gate_up_kernel, self._units)(
             w1, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4, x_scale.stride(0),
             epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
             self._h, self._h_scale, self._gate_up_part, self._arrivals,
             POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, num_warps=tiles.warps,
             num_stages=tiles.stages, **product,
         )  # fmt: skip
-        down_kernel[(self._sms * tiles.down_per_sm,)](
+        on(down_kernel, self._sms * tiles.down_per_sm)(
             w2, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
             first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
             index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
             BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **product,
         )  # fmt: skip
-        finish_kernel[(self._sms * 4,)](
+        on(finish_kernel, self._sms * 4)(
             index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,
             rows.out.stride(0), index.max_tiles, BLOCK_N=1024, num_warps=4, **same,
         )  # fmt: skip

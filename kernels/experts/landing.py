@@ -15,7 +15,7 @@ _RECORD_ALIGN = 128
 
 
 class RankMajorLanding:
-    """Records of row, scales, ids and weights, [source, token], and a header for each, as the one-sided exchange has."""
+    """Records of row, scales, ids and weights, [source, token], and a header for each, as our exchange has them."""
 
     def __init__(self, shape: ExpertShape, sources: int, device: "torch.device | str") -> None:
         """Room for `capacity_rows / sources` tokens of each source; none is there yet."""
@@ -76,7 +76,7 @@ class RankMajorLanding:
 
 
 class ExpertMajorLanding:
-    """Rows sorted by expert, with room for every token at each; scales lie by columns, as libraries' kernels load them."""
+    """Rows sorted by expert, with room for every token at each; scales lie by columns, as libraries load them."""
 
     def __init__(self, shape: ExpertShape, sources: int, device: "torch.device | str") -> None:
         """See `RankMajorLanding`; `capacity_rows` is the room of each expert."""

@@ -23,8 +23,6 @@ from epcross.kernels.formats import RowFormat
 if TYPE_CHECKING:
     import torch
 
-Expert = "tuple[torch.Tensor, torch.Tensor]"
-
 ACCUMULATOR_LOSS = {RowFormat.BF16: 2.0**-18, RowFormat.FP8: 2.0**-11}
 """By the format of rows: what a tensor core may lose of a sum, as a share of a typical sum.
 
@@ -76,7 +74,7 @@ def expected(
     ids: "torch.Tensor",
     weights: "torch.Tensor",
     *,
-    expert: "Callable[[int], Expert]",
+    expert: "Callable[[int], tuple[torch.Tensor, torch.Tensor]]",
     slots: Iterable[int],
     row_format: RowFormat,
     arithmetic: Arithmetic,
@@ -174,11 +172,11 @@ def expected_of_rows(
     )
 
 
-def stored_experts(shape: ExpertShape, copy: WeightCopy) -> "Callable[[int], Expert]":
+def stored_experts(shape: ExpertShape, copy: WeightCopy) -> "Callable[[int], tuple[torch.Tensor, torch.Tensor]]":
     """The experts of a rank, by slot, from its weights."""
     import torch
 
-    def expert(slot: int) -> "Expert":
+    def expert(slot: int) -> "tuple[torch.Tensor, torch.Tensor]":
         at = slot - shape.first_slot
         gate_up_scales, down_scales = (None if s is None else s[at] for s in (copy.gate_up_scales, copy.down_scales))
         return (
@@ -189,11 +187,13 @@ def stored_experts(shape: ExpertShape, copy: WeightCopy) -> "Callable[[int], Exp
     return expert
 
 
-def made_experts(shape: ExpertShape, seed: int, device: "torch.device | str") -> "Callable[[int], Expert]":
+def made_experts(
+    shape: ExpertShape, seed: int, device: "torch.device | str"
+) -> "Callable[[int], tuple[torch.Tensor, torch.Tensor]]":
     """Any expert of the model, by slot, made anew: what a rank needs to judge its own tokens."""
     import torch
 
-    def expert(slot: int) -> "Expert":
+    def expert(slot: int) -> "tuple[torch.Tensor, torch.Tensor]":
         both = (matrix(shape, seed, which, slot, device) for which in range(2))
         gate_up, down = (decoded(shape.weight_format, *one, torch.float64) for one in both)
         return gate_up, down

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 E4M3_MAX = 448.0
+_BLOCKS = 16  # of 128 values, for each program
 _E2M1_EXPONENT_MAX = 2
 _E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours 0, 0.5, 1, 1.5, 2, 3, 4, 6
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -64,6 +65,33 @@ def fp4_values(packed: "torch.Tensor", dtype: "torch.dtype") -> "torch.Tensor":
     table = torch.tensor([*_E2M1_VALUES, *(-v for v in _E2M1_VALUES)], dtype=dtype, device=packed.device)
     codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
     return table[codes.long()]
+
+
+def quantise_rows(
+    x: "torch.Tensor", rows: "torch.Tensor", scales: "torch.Tensor", *, power_of_two: bool = False
+) -> None:
+    """Enqueue the quantisation of hidden states to fp8, in place of what `rows` and `scales` hold: one kernel on CUDA.
+
+    Args:
+        x: bf16 [T, H], last dimension dense.
+        rows: e4m3 [T, H], last dimension dense.
+        scales: fp32 [T, H / 128], last dimension dense.
+        power_of_two: see `ExpertShape.power_of_two_scales`.
+    """
+    if not x.is_cuda:
+        codes, made = quantise_fp8_rows(x, power_of_two=power_of_two)
+        rows.copy_(codes)
+        scales.copy_(made)
+        return
+    from epcross.kernels.experts.gather.index import on
+    from epcross.kernels.experts.gather.quantise_kernels import quantise_kernel
+
+    tokens, hidden = x.shape
+    if tokens:
+        on(quantise_kernel, tokens, -(-hidden // (FP8_BLOCK * _BLOCKS)))(
+            x, x.stride(0), rows, rows.stride(0), scales, scales.stride(0), H=hidden, BLOCKS=_BLOCKS,
+            POWER_OF_TWO=power_of_two, num_warps=4,
+        )  # fmt: skip
 
 
 def _scales(largest: "torch.Tensor", power_of_two: bool) -> "torch.Tensor":

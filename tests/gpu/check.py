@@ -23,6 +23,11 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
     ep          sweeps/nvlink_ep8.yaml           a GPU for each of --ep ranks: the exchanges, a launch at a time
     ep_soak     sweeps/soak_nvlink.yaml          a soak of them
+    experts     tests/gpu/test_experts.py, then tests/benchmark/gpu_experts.py with EXPERT_WORDS, about 4 minutes
+    experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise
+    layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
+    layer_smoke sweeps/layer_smoke.yaml          every layer once, two GPUs                   about 8 minutes
+    layer       sweeps/layer_h200x2.yaml         two GPUs, fp8, 32 experts a rank; LAYER_WORDS may say otherwise
     resume      goes on with the runs of baselines that lie in FOLDER/runs, as on a machine lent anew
 
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
@@ -47,6 +52,8 @@ from peers import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/gpu/config"
+LAYER_WORDS = "model.num_experts=64 dispatch_format=fp8 tokens_per_rank=1,8,32,128,512,2048 timing.launches=1"
+EXPERT_WORDS = "--formats fp8 --limit-s 200"
 PEERS = (
     *(
         "flashinfer_one_sided",
@@ -105,12 +112,33 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "peers_mps": [sweep("baselines_mps")],
         "ep": [sweep("nvlink_ep8", f"ep_size={ep_size}", "timing.wall_limit_s=120")],
         "ep_soak": [sweep("soak_nvlink", f"ep_size={ep_size}")],
-        "resume": [[*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-*_*")) if _is_of_baselines(run)],
+        "experts": [
+            [*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"],
+            [
+                *python,
+                "tests/benchmark/gpu_experts.py",
+                "--out",
+                str(out / "experts.jsonl"),
+                *shlex.split(os.environ.get("EXPERT_WORDS", EXPERT_WORDS)),
+            ],
+        ],
+        "experts_sweep": [sweep("experts_h200", *shlex.split(os.environ.get("EXPERT_SWEEP_WORDS", "")))],
+        "layer_one": [
+            sweep("layer_one_gpu"),
+            *([*epcross, "check", "backend=layer_onesided", f"compute={name}"] for name in ("gather_gemm", "deepgemm")),
+        ],
+        "layer_smoke": [[*epcross, "backends"], sweep("layer_smoke", "timing.wall_limit_s=150")],
+        "layer": [
+            sweep("layer_h200x2", *shlex.split(os.environ.get("LAYER_WORDS", LAYER_WORDS))),
+        ],
+        "resume": [
+            [*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-*_*")) if _is_evidence(run)
+        ],
     }
 
 
-def _is_of_baselines(run: Path) -> bool:
-    return any(f"-{name}-" in run.name for name in ("baselines_nvlink", "baselines_mps", "nvlink_ep8"))
+def _is_evidence(run: Path) -> bool:
+    return any(f"-{name}-" in run.name for name in ("baselines_nvlink", "baselines_mps", "nvlink_ep8", "layer_h200x2"))
 
 
 def run(step: str, command: list[str], log: Path, limit_s: float) -> int:

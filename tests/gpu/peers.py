@@ -5,6 +5,8 @@ The folder holds any of
     flashinfer-*.tar.xz              fi/: what goes on PYTHONPATH
     deepep-*.tar.xz                  deepep/: v2_wheel/, ncclep/, and ncclsite/nvidia/nccl, the NCCL of both
     tokenspeed_deepep-1.2.1*.whl     DeepEP's first generation
+    tokenspeed_deepgemm-*.whl        DeepGEMM, for the experts of layers: found by every interpreter
+    sgl_deep_gemm-*.whl and apache_tvm_ffi-*.whl     DeepGEMM with MegaMoE for sm_90: found by .venv/envs/deepgemm alone
 
 FlashInfer is then found by this interpreter. The others get a command in .venv/envs/NAME/bin/python, where
 `make env-NAME` would put their interpreter: this one, told where the library and its NCCL are.
@@ -34,6 +36,15 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     for wheel in sorted(folder.glob("tokenspeed_deepep-1.2.1*.whl")):
         with zipfile.ZipFile(wheel) as opened:
             opened.extractall(scratch / "deepep_v1")
+    for pattern, place in (
+        ("tokenspeed_deepgemm-*", "gemm"),
+        ("sgl_deep_gemm-*", "mega"),
+        ("apache_tvm_ffi-*", "mega"),
+    ):
+        for wheel in sorted(folder.glob(f"{pattern}.whl")):
+            with zipfile.ZipFile(wheel) as opened:
+                opened.extractall(scratch / place)
+    gemm = [scratch / "gemm"] if (scratch / "gemm").is_dir() else []
     site = Path(sysconfig.get_paths()["purelib"])
     common = {**SHARED_HOST, **_compiler(scratch, site)}
     nvshmem = str(site / "nvidia" / "nvshmem" / "lib")
@@ -49,14 +60,19 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
             "LD_LIBRARY_PATH": nvshmem,
         }
         first = deepep / "ncclsite"
-        _command(envs / "deepep_v2", with_nccl, [first, deepep / "v2_wheel", deepep / "ncclep"])
+        _command(envs / "deepep_v2", with_nccl, [first, deepep / "v2_wheel", deepep / "ncclep", *gemm])
         _command(envs / "nccl_ep", with_nccl, [first, deepep / "ncclep"])
     if (scratch / "deepep_v1").is_dir():
-        _command(envs / "deepep_v1", {**common, "LD_LIBRARY_PATH": nvshmem}, [scratch / "deepep_v1"])
+        _command(envs / "deepep_v1", {**common, "LD_LIBRARY_PATH": nvshmem}, [scratch / "deepep_v1", *gemm])
+    if (scratch / "mega").is_dir():
+        _command(envs / "deepgemm", common, [scratch / "mega"])
     own = dict(common)
-    if (scratch / "fi").is_dir():
-        found = os.pathsep.join(filter(None, [str(scratch / "fi"), os.environ.get("PYTHONPATH")]))
-        own |= {"PYTHONPATH": found, "FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
+    flashinfer = [scratch / "fi"] if (scratch / "fi").is_dir() else []
+    if flashinfer:
+        own |= {"FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
+    if found := [*flashinfer, *gemm]:
+        already = filter(None, [os.environ.get("PYTHONPATH")])
+        own |= {"PYTHONPATH": os.pathsep.join([*map(str, found), *already])}
     return own
 
 

@@ -16,7 +16,7 @@ from epcross.kernels.experts.compute import ExpertCompute
 from epcross.kernels.experts.deepgemm import DeepGemm
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather import index_kernel
-from epcross.kernels.experts.gather.index import PairIndex, interpreted
+from epcross.kernels.experts.gather.index import PairIndex, interpreted, on
 from epcross.kernels.experts.gather.quantise_kernels import quantise_kernel
 from epcross.kernels.experts.gather_gemm import GatherGemm
 from epcross.kernels.experts.quantise import quantise_fp8_rows
@@ -173,7 +173,7 @@ def test_quantisation_is_bit_for_bit_that_of_torch(power_of_two: bool) -> None:
     x = hidden_states(5, 1280, torch.Generator().manual_seed(1))
     x[2, 128:256] = 0
     rows, scales = torch.empty(5, 1280, dtype=torch.float8_e4m3fn), torch.empty(5, 10)
-    quantise_kernel[(5, 3)](
+    on(quantise_kernel, 5, 3)(
         x, x.stride(0), rows, rows.stride(0), scales, scales.stride(0), H=1280, BLOCKS=4, POWER_OF_TWO=power_of_two
     )
     wanted_rows, wanted_scales = quantise_fp8_rows(x, power_of_two=power_of_two)

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = {
+EVERY = {
     "epcross." + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for folder in ("harness", "kernels")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
+PROGRAMS = {name for name in EVERY if "_kernel" in name.rsplit(".", 1)[1] and ".experts.gather." in name}
+"""Triton programs: their decorators run when they are imported, so whoever launches one imports it then."""
+SOURCES = {name: path for name, path in EVERY.items() if name not in PROGRAMS}
 BACKENDS = {
     name: path
     for name, path in SOURCES.items()
@@ -97,6 +100,13 @@ def test_kernels_import_nothing_of_the_harness() -> None:
         if inside(module, "epcross.harness")
     ]
     assert wrong == []
+
+
+def test_triton_programs_are_imported_when_they_are_launched() -> None:
+    assert len(PROGRAMS) == 4
+    assert {module for name in PROGRAMS for module in imports(parse(EVERY[name]), at_import=True)} >= {"triton"}
+    eager = {module for path in SOURCES.values() for module in imports(parse(path), at_import=True)}
+    assert not eager & PROGRAMS
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("torch", reason="torch is not installed")
 if importlib.util.find_spec("triton") is None:
-    pytest.skip("Triton is not installed; pip install epcross[triton]", allow_module_level=True)
+    pytest.skip("Triton is not installed: make triton", allow_module_level=True)
 
 
 def test_kernels_of_experts(tmp_path: Path) -> None:

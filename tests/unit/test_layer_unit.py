@@ -10,12 +10,13 @@ from tests._torch_layer import PlainExperts, layer, layer_point
 from tests.contract.threads import on_ranks
 from tests.unit.test_gpu_unit import CONTEXT, TIMING, CpuSession
 
+from epcross.harness.backends.experts_only import ExpertsOnly
 from epcross.harness.measuring.layer_timing import LayerTimer
 from epcross.harness.measuring.measure import measure_unit
 from epcross.harness.point import Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import check_record
-from epcross.harness.terms import Regime, RowFormat
+from epcross.harness.terms import BackendKind, Regime, RowFormat
 from epcross.kernels.experts.formats import WeightFormat
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 
@@ -169,3 +170,26 @@ def test_a_layer_in_place_that_does_nothing_is_incorrect():
     records = measure(made, session=Session).records
     assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
     assert "in place in a timed series" in (records[0].reason or "")
+
+
+class OnCpu(ExpertsOnly):
+    def unavailable(self):
+        return None
+
+
+@pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
+@pytest.mark.parametrize("formats", [{}, FP8], ids=["bf16", "fp8"])
+def test_an_expert_stage_by_itself(layout, formats):
+    made = OnCpu({"rank": 2, "layout": layout})
+    made.use_compute(PlainExperts)
+    records = measure(made, kind=BackendKind.EXPERTS, **formats).records
+    assert {(r.phase, r.status, r.reason, r.boundary) for r in records} == {("experts", "ok", None, "experts")}
+    assert all(0 < r.error_ratio <= 2 for r in records)
+
+
+@pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
+def test_a_wrong_expert_stage_is_incorrect(layout):
+    made = OnCpu({"rank": 1, "layout": layout})
+    made.use_compute(SwapsWeights)
+    records = measure(made, kind=BackendKind.EXPERTS, **FP8).records
+    assert {r.status for r in records} == {"incorrect"}

@@ -27,7 +27,7 @@ def _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_til
     return expert, pair, number < rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "max_tiles"])
 def gate_up_kernel(
     w_desc,  # [E * 2I, H], blocks of [BLOCK_N, BLOCK_K]
     w_scale_ptr,  # fp32 [E, 2I / 128, H / 128]
@@ -131,7 +131,7 @@ def gate_up_kernel(
                 tl.store(at, h.to(tl.bfloat16), mask=own[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "max_tiles"])
 def down_kernel(
     w_desc,  # [E * H, I], blocks of [BLOCK_N, BLOCK_K]
     w_scale_ptr,  # fp32 [E, H / 128, I / 128]
@@ -200,7 +200,7 @@ def down_kernel(
         tl.store(part_ptr + place.to(tl.int64)[:, None] * H + at, y, mask=(own & shared)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "max_tiles"])
 def finish_kernel(
     shared_ptr,  # int32: rows with several pairs
     place_ptr,  # int32 [N, K]

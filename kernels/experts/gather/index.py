@@ -59,7 +59,7 @@ class PairIndex:
         headers = first.headers
         sources_stride = (0, 0) if headers is None else headers.stride()
         unused: Any = self.schedule
-        index_kernel[(triton.cdiv(rows.capacity_rows, _ROWS),)](
+        on(index_kernel, triton.cdiv(rows.capacity_rows, _ROWS))(
             first.ids, apart(first.ids, second.ids), first.ids.stride(0),
             unused if headers is None else headers,
             0 if headers is None or second.headers is None else apart(headers, second.headers),
@@ -77,6 +77,11 @@ class PairIndex:
     def dropped(self) -> int:
         """Tiles of the last run that found no place; waits for the device."""
         return int(self.schedule[3])
+
+
+def on(kernel: Any, *grid: int) -> Any:
+    """A Triton program as a function of its arguments, on that many programs."""
+    return kernel[grid]
 
 
 def apart(first: "torch.Tensor", second: "torch.Tensor") -> int:

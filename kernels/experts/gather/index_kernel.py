@@ -13,7 +13,10 @@ TILES, SPLITS, SHARED, DROPPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(
 """Places in `schedule`: tiles, programs that share a sum of GEMM1, rows with several pairs, tiles without a place."""
 
 
-@triton.jit
+_VARY = ["num_rows", "tokens_per_source", "first_slot", "max_tiles", "wanted_units"]  # from call to call
+
+
+@triton.jit(do_not_specialize=_VARY)
 def index_kernel(
     ids_ptr,  # int32 [N, K] of landing set 0
     ids_delta,  # elements from there to set 1

@@ -22,7 +22,10 @@ def _first_place(expert, expert_tile_ptr, capacity, BLOCK_T: tl.constexpr, MASKE
         return tl.load(expert_tile_ptr + expert).to(tl.int64) * BLOCK_T
 
 
-@triton.jit
+_VARY = ["num_rows", "max_tiles", "capacity", "places"]  # from call to call
+
+
+@triton.jit(do_not_specialize=_VARY)
 def bring_kernel(
     x_ptr,  # [N, H] of landing set 0
     x_delta,
@@ -86,7 +89,7 @@ def bring_kernel(
             tl.store(group_ptr + tile * BLOCK_T + inner, tl.zeros_like(inner) + group)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "places"])
 def swiglu_kernel(
     gate_up_ptr,  # bf16 [places, 2I]
     expert_rows_ptr,
@@ -130,7 +133,7 @@ def swiglu_kernel(
                 tl.store(at, h.to(tl.bfloat16), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "capacity", "places"])
 def return_kernel(
     y_ptr,  # bf16 [places, H]
     place_ptr,  # int32 [N, K]: expert * N + number, or -1

@@ -1,0 +1,81 @@
+"""Adapters of fused layers against imitations of what the libraries document, on one rank."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; make torch")
+
+from tests.fakes.mega import install_deep_gemm, install_flashinfer_mega
+from tests.fakes.world import problems
+
+from epcross.harness.backends.megamoe import MegaMoE
+from epcross.harness.backends.megamoe_flashinfer import MegaMoEMxfp4, MegaMoENvfp4, marlin
+from epcross.harness.backends.megamoe_push import MegaMoEPush
+from epcross.harness.terms import BackendKind, Domain
+from epcross.harness.verification.layer_contract import LayerVisit, suite
+
+INSTALL = {MegaMoE: (install_deep_gemm, "fp8_fp8"), MegaMoEMxfp4: (install_flashinfer_mega, "fp8_fp4")}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def visited(backend, name, **options):
+    case = next(c for c in suite(BackendKind.FUSED, 1, backend.name) if c.name == name)
+    case = replace(case, point=replace(case.point, domain=Domain.NVLINK))
+
+    def make():
+        return backend({**backend.option_defaults(), **options})
+
+    if refused := make().unsupported(case.point):
+        return [f"unsupported: {refused}"]
+    return problems(make, case, 1, LayerVisit)
+
+
+@pytest.mark.parametrize("backend", INSTALL, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("staging", [True, False], ids=["staged", "in place"])
+def test_the_layer_is_what_the_oracle_says(backend, staging, monkeypatch):
+    install, formats = INSTALL[backend]
+    install(monkeypatch)
+    for case in ("plain", "one_token", "masked_ids", "capacity_above_tokens"):
+        assert visited(backend, f"{case}_{formats}", staging=staging) == []
+
+
+@pytest.mark.parametrize(("backend", "fault"), [(MegaMoE, "dropped"), (MegaMoEMxfp4, "factors")])
+def test_a_library_that_does_otherwise_is_caught(backend, fault, monkeypatch):
+    install, formats = INSTALL[backend]
+    install(monkeypatch, fault)
+    found = visited(backend, f"plain_{formats}")
+    assert any("tokens wrong" in text for text in found), found
+
+
+def point(backend, formats="fp8_fp4", ranks=2, **changes):
+    (case,) = [c for c in suite(BackendKind.FUSED, ranks, backend.name) if c.name == f"plain_{formats}"]
+    return replace(case.point, domain=Domain.NVLINK, **changes)
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "says"),
+    [
+        (MegaMoEMxfp4, {"formats": "fp8_fp8"}, "megamoe_mxfp4 computes fp8 x fp4"),
+        (MegaMoEMxfp4, {"ranks": 3}, "takes a power of two of ranks up to 32, not 3"),
+        (MegaMoEMxfp4, {"tokens": (3, 4)}, "takes the same tokens on every rank"),
+        (MegaMoENvfp4, {}, "takes 4 or 8 ranks, not 2"),
+        (MegaMoEPush, {"formats": "bf16_bf16"}, "takes top_k 1, 2, 4, 6, 8, not 3"),
+        (MegaMoE, {}, "megamoe computes bf16 x bf16, fp8 x fp8, mxfp8 x fp4"),
+    ],
+)
+def test_limits_are_told(backend, given, says):
+    assert says in (backend(backend.option_defaults()).unsupported(point(backend, **given)) or "")
+
+
+def test_codes_in_marlins_order():
+    codes = torch.arange(16, dtype=torch.uint8)  # values 0 to 15 of a row
+    packed = (codes[0::2] | codes[1::2] << 4)[None]
+    assert marlin(packed).tolist() == [[0x04, 0x15, 0x26, 0x37, 0x8C, 0x9D, 0xAE, 0xBF]]
