@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,21 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceRun:
-    """One committed run. `size_bytes` is that of its folder."""
+    """One committed run. `size_bytes` is that of its folder. `older` runs of the sweep have EP sizes that it has not:
+    their rows of those, and no others, are among `rows`."""
 
     run: RunDirectory
     rows: tuple[Record, ...]
     floor: Mapping[str, Any]
     size_bytes: int
+    older: tuple[RunDirectory, ...] = ()
+
+    def sources(self) -> list[tuple[RunDirectory, list[int]]]:
+        """The runs behind the headline rows, newest first, each with the EP sizes that it stands for."""
+        sizes: dict[str, set[int]] = {}
+        for row in self.headline_rows():
+            sizes.setdefault(row.run_id, set()).add(row.ep_size)
+        return [(run, sorted(sizes[run.run_id])) for run in (self.run, *self.older) if run.run_id in sizes]
 
     @property
     def backends(self) -> Mapping[str, Mapping[str, Any]]:
@@ -88,7 +97,9 @@ def names(rows: Iterable[Record]) -> Callable[[Record], str]:
 
 def _variables(row: Record) -> str:
     """What may tell series of one backend apart, as JSON."""
-    told = {name: getattr(row, name) for name in ("compute", "num_experts", "dispatch_format", "weight_format")}
+    told = {
+        name: getattr(row, name) for name in ("compute", "num_experts", "routing", "dispatch_format", "weight_format")
+    }
     return json.dumps({**told, **json.loads(row.compute_options or "{}"), **json.loads(row.options)})
 
 
@@ -99,18 +110,28 @@ def what(run: EvidenceRun) -> str:
 
 
 def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
-    """Sweep -> the newest run of it in `folder`, by the time it was made: run ids name only its second.
+    """Sweep -> the newest run of it in `folder`, by the time it was made: run ids name only its second. EP sizes that it
+    has no headline for come from the newest of the older runs that has.
 
     Raises:
         StoreError: a run cannot be read.
     """
-    newest: dict[str, EvidenceRun] = {}
+    found: dict[str, list[EvidenceRun]] = {}
     for path in _by_name(folder.glob("*/rows.parquet")):
         for documents in _by_name(path.parent.glob("runs/*/run.json")):
             run = open_run(documents.parent)
-            known = newest.get(run.sweep)
-            if known is None or (run.created, run.run_id) > (known.run.created, known.run.run_id):
-                newest[run.sweep] = read_run(path.parent, run)
+            found.setdefault(run.sweep, []).append(read_run(path.parent, run))
+    return {sweep: _filled(runs) for sweep, runs in found.items()}
+
+
+def _filled(runs: list[EvidenceRun]) -> EvidenceRun:
+    newest, *others = sorted(runs, key=lambda one: (one.run.created, one.run.run_id), reverse=True)
+    for other in others:
+        missing = set(other.ep_sizes()) - set(newest.ep_sizes())
+        if missing:
+            rows = tuple(row for row in other.rows if row.ep_size in missing)
+            floor = {**other.floor, **newest.floor}
+            newest = replace(newest, rows=newest.rows + rows, floor=floor, older=(*newest.older, other.run))
     return newest
 
 

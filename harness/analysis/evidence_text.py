@@ -1,10 +1,12 @@
 """What the documents say of a committed run, as Markdown. Every number comes from its rows, floor and environment."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from epcross.harness.analysis.evidence_run import EvidenceRun, what
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
+from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.record import Record
 from epcross.harness.terms import Regime, Sharing
 
@@ -20,7 +22,10 @@ def caption(run: EvidenceRun) -> str:
     rows = [row for row in run.headline_rows() if row.regime != Regime.SPANS]
     sizes = ", ".join(str(ep_size) for ep_size in run.ep_sizes())
     launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    count = f"{launches * seeds * chains} repeats (launches x seeds x chains: {launches} x {seeds} x {chains})"
+    most = launches * seeds * chains
+    least = min(Counter((row.point_id, row.phase) for row in rows).values())
+    count = f"{most if least == most else f'{least} to {most}'} repeats"
+    count += f" (launches x seeds x chains: {'' if least == most else 'up to '}{launches} x {seeds} x {chains})"
     if launches < MIN_LAUNCHES:
         count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
     estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
@@ -33,8 +38,16 @@ def caption(run: EvidenceRun) -> str:
     return (
         f"Median and range of n = {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
         f"{inside or 'nothing in common'}. Domain {domains}; EP {sizes}; flagged rows left out; run "
-        f"{run.run.run_id} on {machine(run)}."
+        f"{sources(run)}."
     )
+
+
+def sources(run: EvidenceRun) -> str:
+    """Which run, on which machine; with several, which EP sizes are whose."""
+    told = run.sources()
+    if len(told) == 1:
+        return f"{told[0][0].run_id} on {machine_of(told[0][0])}"
+    return "; ".join(f"{one.run_id} (EP {', '.join(map(str, sizes))}) on {machine_of(one)}" for one, sizes in told)
 
 
 def _formats(row: Record) -> str:
@@ -62,11 +75,16 @@ def _table(run: EvidenceRun, ep_size: int) -> str:
 
 
 def machine(run: EvidenceRun) -> str:
+    """That of the newest run."""
+    return machine_of(run.run)
+
+
+def machine_of(run: RunDirectory) -> str:
     """The GPUs and their driver, or the processor and the cores that the run could use."""
-    if gpus := run.run.environment.get("gpus"):
+    if gpus := run.environment.get("gpus"):
         count, names = len(gpus), ", ".join(sorted({gpu["name"] for gpu in gpus}))
         return f"{count} x {names} (driver {gpus[0]['driver_version']})"
-    cpu = run.run.environment["cpu"]
+    cpu = run.environment["cpu"]
     return f"{cpu['model']} ({cpu['architecture']}, {len(cpu['cores_available'])} cores)"
 
 
