@@ -110,7 +110,7 @@ def what(run: EvidenceRun) -> str:
 
 
 def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
-    """Sweep -> the newest run of it in `folder`, by the time it was made: run ids name only its second. EP sizes that it
+    """Sweep -> the newest run of it in `folder`, by the time it was made, as ids name only its second. EP sizes that it
     has no headline for come from the newest of the older runs that has.
 
     Raises:

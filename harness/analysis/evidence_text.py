@@ -6,8 +6,8 @@ from collections.abc import Callable
 from epcross.harness.analysis.evidence_run import EvidenceRun, what
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
-from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.record import Record
+from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.terms import Regime, Sharing
 
 
