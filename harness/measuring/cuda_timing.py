@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from epcross.harness.backends.base import Group
 from epcross.harness.measuring.device import ClockOffset, Device, KernelSpan, Replay
@@ -25,8 +26,16 @@ from epcross.harness.measuring.spans import phase_spans, range_name
 from epcross.harness.measuring.timing import NS_PER_US, Pair, Series
 from epcross.harness.terms import GraphSupport, Phase, Regime
 
-GRAPH_PAIRS = 200
-"""Pairs of one steady graph: the gap between two replays, of a microsecond or two, is then far below 1 % of one."""
+WARM_PAIRS, MOST_PAIRS = 20, 200
+"""Pairs of one steady graph: before their time is known, and at most."""
+
+GRAPH_US = 1000.0
+"""About how long a steady graph lasts: the gap between two replays, of a microsecond or two, is then 0.2 % of one, and
+no graph is longer than an engine's. On two H200s a pair of NCCL's collectives took 67 us in graphs of 200 pairs and 28
+alone; tests/benchmark/gpu_graphs.py measures what the length of a graph does."""
+
+ENTRY_ITERATIONS = 20
+"""Of one graph, for the same reason."""
 
 INSTRUMENT_ITERATIONS = 64
 HOLD_US = 300.0
@@ -46,13 +55,20 @@ Parts = Sequence[tuple[Phase, Callable[[int], None]]]
 class CudaTimer:
     """A `Timer` on one GPU of each process; ranks that one launch serves are timed together."""
 
-    graph_pairs = GRAPH_PAIRS
+    graph_pairs = WARM_PAIRS
 
     def __init__(self, device: Device, group: Group, *, graph: GraphSupport) -> None:
         self._device, self._group = device, group
         self._captures = graph is not GraphSupport.NO
         self._graphs: dict[tuple[str, int, int], Replay] = {}
         self._steady_pairs = 0
+        self._sized = False
+
+    def expect(self, pair_us: float) -> None:
+        """See `Timer`. Sizes the graphs, once: later seeds replay those that are captured."""
+        if not self._sized:
+            self.graph_pairs = max(1, min(MOST_PAIRS, round(GRAPH_US / max(pair_us, 1e-3))))
+            self._sized = True
 
     def enqueued(self, regime: Regime) -> str:
         """See `Timer`."""
@@ -82,7 +98,7 @@ class CudaTimer:
     def chain(self, pair: Pair, *, pairs: int, sets: int) -> int:
         """Run at least `pairs` pairs as `steady` does, each set equally often, and wait for them; how many they were.
         Nothing is timed. Collective."""
-        size = -(-min(pairs, GRAPH_PAIRS) // sets) * sets
+        size = -(-min(pairs, self.graph_pairs) // sets) * sets
         replays = -(-pairs // size)
         run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
@@ -214,15 +230,22 @@ class CudaTimer:
     ) -> list[int]:
         """Stamps of `iterations` runs of `enqueue(first slot, set)`, after a whole fill of them."""
 
-        def all_of_them() -> None:
-            for i in range(iterations):
-                enqueue(slots * i, i % sets)
+        def some_of_them(first: int, last: int) -> Callable[[], None]:
+            def run() -> None:
+                for i in range(first, last):
+                    enqueue(slots * i, i % sets)
 
-        run = self._runner(name, iterations, sets, all_of_them)
+            return run
+
+        bounds = [*range(0, iterations, ENTRY_ITERATIONS), iterations]
+        runs = [
+            self._runner(f"{name} {first}", last - first, sets, some_of_them(first, last))
+            for first, last in pairwise(bounds)
+        ]
         self._line_up()
         with self._device.range(f"{name} {iterations}"):
-            run()
-            run()
+            for run in (*runs, *runs):
+                run()
             self._device.synchronize()
         return list(self._device.stamps_ns(slots * iterations))
 

@@ -13,19 +13,14 @@ their regime. Quantisation is in the layer and in place alike, unless a library 
 from dataclasses import replace
 
 from epcross.harness.backends.layer import LayerBackend
-from epcross.harness.measuring.cuda_timing import GRAPH_PAIRS, CudaTimer
+from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.spans import phase_spans
 from epcross.harness.measuring.timing import Pair, Series
 from epcross.harness.terms import BackendKind, Phase, Regime
 
-LAYERS_IN_GRAPH = GRAPH_PAIRS // 4
-"""A layer takes many times as long as an exchange, and has as many times the kernels."""
-
 
 class LayerTimer(CudaTimer):
     """A `Timer` of layers, of every kind of them."""
-
-    graph_pairs = LAYERS_IN_GRAPH
 
     def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
         """See `Timer`."""

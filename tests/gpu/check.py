@@ -13,6 +13,7 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     wide        sweeps/onesided_h200_wide.yaml   EP 16, 32 and 64, steady    about 7 minutes
     doctor      what `epcross doctor` says of this machine, alone and for a sweep
     counters    what the kernels wait for, by Nsight Compute, one GPU               about 3 minutes
+    graphs      what the length of a CUDA graph does to NCCL's collectives, two GPUs         under a minute
     variants    every variant of the kernels, all ranks in one launch, then a GPU for each   about 5 minutes
     entry       sweeps/onesided_h200_entry.yaml  entry and spans             about 4 minutes
     mps_smoke   one process for each rank, under MPS: both protocols, every regime; the contract
@@ -106,6 +107,12 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "wide": [sweep("onesided_h200_wide")],
         "doctor": [[*epcross, "doctor"], [*epcross, "doctor", "sweep=onesided_h200"]],
         "counters": [[*python, "tests/benchmark/gpu_counters.py", "--json", str(out / "counters.json")]],
+        "graphs": [
+            [
+                *(*python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "tests/benchmark/gpu_graphs.py"),
+                *("--json", str(out / "graphs.json")),
+            ]
+        ],
         "variants": [
             [*variants, "--one-launch", "--ep", "2", "--tokens", "128,512", "--json", str(out / "variants_2.json")],
             [*variants, "--one-launch", "--ep", "8", "--tokens", "8,128,512", "--json", str(out / "variants_8.json")],
