@@ -28,6 +28,9 @@ class TorchInLayer(torch_one_launch(), InLayer):
             for rank, count in enumerate(self.point.tokens)
         ]
 
+    def partial_buffers(self) -> list[Any]:
+        return [self.partials]
+
     def landed_ranks(self, set_index: int) -> list[Any]:
         torch, found = self.torch, []
         for rank in range(self.ep):

@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from epcross.harness.analysis.evidence_run import EvidenceRun
+from epcross.harness.analysis.evidence_run import EvidenceRun, what
 from epcross.harness.measuring.stats import median
 from epcross.harness.terms import Regime
 
@@ -39,7 +39,7 @@ def round_trip_figure(run: EvidenceRun) -> bytes:
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axis, (ep_size, regime) in zip(axes, panels, strict=True):
             _draw(axis, run, ep_size, regime)
-        axes[0].set_ylabel("round trip (us)")
+        axes[0].set_ylabel(f"{what(run)} (us)")
         axes[0].legend(frameon=False)
         sink = io.BytesIO()
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None})
@@ -48,7 +48,7 @@ def round_trip_figure(run: EvidenceRun) -> bytes:
 
 def _draw(axis: Any, run: EvidenceRun, ep_size: int, regime: Regime) -> None:
     times = run.times_us(regime, ep_size)
-    for number, (name, config) in enumerate(run.backends.items()):
+    for number, (name, (label, color)) in enumerate(run.series().items()):
         tokens = [tokens for backend, tokens in times if backend == name]
         if not tokens:
             continue
@@ -56,13 +56,13 @@ def _draw(axis: Any, run: EvidenceRun, ep_size: int, regime: Regime) -> None:
         axis.plot(
             tokens,
             [median(each) for each in series],
-            color=config["color"],
+            color=color,
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=4,
-            label=config["label"],
+            label=label,
         )
         lowest, highest = [min(each) for each in series], [max(each) for each in series]
-        axis.fill_between(tokens, lowest, highest, color=config["color"], alpha=0.2, linewidth=0)
+        axis.fill_between(tokens, lowest, highest, color=color, alpha=0.2, linewidth=0)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     ticks = sorted({tokens for _, tokens in times})

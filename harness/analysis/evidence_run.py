@@ -1,15 +1,17 @@
 """A committed run as the documents use it: its rows, and the documents that lie with them."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from epcross.harness.analysis.cells import PHASE_WORDS
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
-from epcross.harness.terms import HEADLINES, Flag, Regime, Status
+from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
 
 Key = tuple[str, int]
 """(backend, tokens per rank)."""
@@ -17,12 +19,21 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceRun:
-    """One committed run. `size_bytes` is that of its folder."""
+    """One committed run. `size_bytes` is that of its folder. `older` runs of the sweep have EP sizes that it has not:
+    their rows of those, and no others, are among `rows`."""
 
     run: RunDirectory
     rows: tuple[Record, ...]
     floor: Mapping[str, Any]
     size_bytes: int
+    older: tuple[RunDirectory, ...] = ()
+
+    def sources(self) -> list[tuple[RunDirectory, list[int]]]:
+        """The runs behind the headline rows, newest first, each with the EP sizes that it stands for."""
+        sizes: dict[str, set[int]] = {}
+        for row in self.headline_rows():
+            sizes.setdefault(row.run_id, set()).add(row.ep_size)
+        return [(run, sorted(sizes[run.run_id])) for run in (self.run, *self.older) if run.run_id in sizes]
 
     @property
     def backends(self) -> Mapping[str, Mapping[str, Any]]:
@@ -34,7 +45,7 @@ class EvidenceRun:
         return sorted({row.ep_size for row in self.headline_rows()})
 
     def headline_rows(self, regime: Regime | None = None, ep_size: int | None = None) -> list[Record]:
-        """Round trips that are ok and carry no flag but `within_launch`, which captions state."""
+        """Round trips, layers or expert stages that are ok with no flag but `within_launch`, which captions state."""
         return [
             row
             for row in self.rows
@@ -45,30 +56,82 @@ class EvidenceRun:
             and ep_size in (None, row.ep_size)
         ]
 
+    def series(self) -> dict[str, tuple[str, str]]:
+        """Label and colour of each series with rows to rest on, in the order of the sweep's backends."""
+        order, name_of = list(self.backends), names(self.rows)
+        found: dict[str, tuple[str, str]] = {}
+        for row in sorted(self.headline_rows(), key=lambda row: order.index(row.backend)):
+            config, name = self.backends[row.backend], name_of(row)
+            found[name] = (name.replace(row.backend, config["label"], 1), config["color"])
+        return found
+
     def times_us(self, regime: Regime, ep_size: int) -> dict[Key, list[float]]:
-        """Round trips of every repeat by backend and tokens per rank, both in order."""
-        order = list(self.backends)
+        """Headline latencies of every repeat by series and tokens per rank, both in order."""
+        order, name_of = list(self.series()), names(self.rows)
         found: dict[Key, list[float]] = {}
-        rows = self.headline_rows(regime, ep_size)
-        for row in sorted(rows, key=lambda row: (order.index(row.backend), row.tokens_per_rank)):
+        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, ep_size)]
+        for number, row in sorted(rows, key=lambda pair: (pair[0], pair[1].tokens_per_rank)):
             assert row.latency_us is not None
-            found.setdefault((row.backend, row.tokens_per_rank), []).append(row.latency_us)
+            found.setdefault((order[number], row.tokens_per_rank), []).append(row.latency_us)
         return found
 
 
+def names(rows: Iterable[Record]) -> Callable[[Record], str]:
+    """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for backend, own in {(row.backend, _variables(row)) for row in rows}:
+        for name, value in json.loads(own).items():
+            seen.setdefault((backend, name), set()).add(json.dumps(value))
+
+    def name_of(row: Record) -> str:
+        own = json.loads(_variables(row))
+        words = [
+            f"{name}={value}"
+            for name, value in own.items()
+            if value not in (None, "") and len(seen.get((row.backend, name), ())) > 1
+        ]
+        return " ".join([row.backend, *words])
+
+    return name_of
+
+
+def _variables(row: Record) -> str:
+    """What may tell series of one backend apart, as JSON."""
+    told = {
+        name: getattr(row, name) for name in ("compute", "num_experts", "routing", "dispatch_format", "weight_format")
+    }
+    return json.dumps({**told, **json.loads(row.compute_options or "{}"), **json.loads(row.options)})
+
+
+def what(run: EvidenceRun) -> str:
+    """What its headline latencies are of."""
+    phases = dict.fromkeys(row.phase for row in run.headline_rows())
+    return " or ".join(PHASE_WORDS[Phase(phase)] for phase in phases)
+
+
 def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
-    """Sweep -> the newest run of it in `folder`, by the time it was made: run ids name only its second.
+    """Sweep -> the newest run of it in `folder`, by the time it was made, as ids name only its second. EP sizes that it
+    has no headline for come from the newest of the older runs that has.
 
     Raises:
         StoreError: a run cannot be read.
     """
-    newest: dict[str, EvidenceRun] = {}
+    found: dict[str, list[EvidenceRun]] = {}
     for path in _by_name(folder.glob("*/rows.parquet")):
         for documents in _by_name(path.parent.glob("runs/*/run.json")):
             run = open_run(documents.parent)
-            known = newest.get(run.sweep)
-            if known is None or (run.created, run.run_id) > (known.run.created, known.run.run_id):
-                newest[run.sweep] = read_run(path.parent, run)
+            found.setdefault(run.sweep, []).append(read_run(path.parent, run))
+    return {sweep: _filled(runs) for sweep, runs in found.items()}
+
+
+def _filled(runs: list[EvidenceRun]) -> EvidenceRun:
+    newest, *others = sorted(runs, key=lambda one: (one.run.created, one.run.run_id), reverse=True)
+    for other in others:
+        missing = set(other.ep_sizes()) - set(newest.ep_sizes())
+        if missing:
+            rows = tuple(row for row in other.rows if row.ep_size in missing)
+            floor = {**other.floor, **newest.floor}
+            newest = replace(newest, rows=newest.rows + rows, floor=floor, older=(*newest.older, other.run))
     return newest
 
 

@@ -1,17 +1,20 @@
 """What the documents say of a committed run, as Markdown. Every number comes from its rows, floor and environment."""
 
+from collections import Counter
 from collections.abc import Callable
 
-from epcross.harness.analysis.evidence_run import EvidenceRun
+from epcross.harness.analysis.evidence_run import EvidenceRun, what
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
+from epcross.harness.record import Record
+from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.terms import Regime, Sharing
 
 
 def figure(run: EvidenceRun) -> str:
     """The figure and its caption. `{root}` stands for the way to the repository's root."""
     sweep = run.run.sweep
-    return f"![Round trip against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
+    return f"![{what(run).capitalize()} against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
 
 
 def caption(run: EvidenceRun) -> str:
@@ -19,12 +22,15 @@ def caption(run: EvidenceRun) -> str:
     rows = [row for row in run.headline_rows() if row.regime != Regime.SPANS]
     sizes = ", ".join(str(ep_size) for ep_size in run.ep_sizes())
     launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    count = f"{launches * seeds * chains} repeats (launches x seeds x chains: {launches} x {seeds} x {chains})"
+    most = launches * seeds * chains
+    least = min(Counter((row.point_id, row.phase) for row in rows).values())
+    count = f"{most if least == most else f'{least} to {most}'} repeats"
+    count += f" (launches x seeds x chains: {'' if least == most else 'up to '}{launches} x {seeds} x {chains})"
     if launches < MIN_LAUNCHES:
         count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
     estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
     models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
-    formats = ", ".join(sorted({f"{row.dispatch_format} out, {row.combine_format} back" for row in rows}))
+    formats = ", ".join(sorted({_formats(row) for row in rows}))
     inside = " ".join(sorted(set.intersection(*(set((row.boundary or "").split()) for row in rows))))
     domains = ", ".join(
         sorted({row.domain + (f" ({row.sharing})" if row.sharing != Sharing.NONE else "") for row in rows})
@@ -32,19 +38,32 @@ def caption(run: EvidenceRun) -> str:
     return (
         f"Median and range of n = {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
         f"{inside or 'nothing in common'}. Domain {domains}; EP {sizes}; flagged rows left out; run "
-        f"{run.run.run_id} on {machine(run)}."
+        f"{sources(run)}."
     )
 
 
+def sources(run: EvidenceRun) -> str:
+    """Which run, on which machine; with several, which EP sizes are whose."""
+    told = run.sources()
+    if len(told) == 1:
+        return f"{told[0][0].run_id} on {machine_of(told[0][0])}"
+    return "; ".join(f"{one.run_id} (EP {', '.join(map(str, sizes))}) on {machine_of(one)}" for one, sizes in told)
+
+
+def _formats(row: Record) -> str:
+    weights = f", {row.weight_format} weights" if row.weight_format else ""
+    return f"{row.dispatch_format} out, {row.combine_format} back{weights}"
+
+
 def table(run: EvidenceRun) -> str:
-    """Medians of the steady round trip, one table for each EP size, one column for each backend."""
+    """Medians of the steady round trip (or layer), one table for each EP size, one column for each series."""
     return "\n\n".join(_table(run, ep_size) for ep_size in run.ep_sizes() if run.times_us(Regime.STEADY, ep_size))
 
 
 def _table(run: EvidenceRun, ep_size: int) -> str:
     times = run.times_us(Regime.STEADY, ep_size)
-    backends = [name for name in run.backends if any(backend == name for backend, _ in times)]
-    heads = [f"{run.backends[name]['label']} (us)" for name in backends]
+    backends = {name: label for name, (label, _) in run.series().items() if any(own == name for own, _ in times)}
+    heads = [f"{label} (us)" for label in backends.values()]
     lines = [
         f"| tokens per rank, EP {ep_size}, steady | {' | '.join(heads)} |",
         f"| ---: | {' | '.join(['---:'] * len(heads))} |",
@@ -56,11 +75,16 @@ def _table(run: EvidenceRun, ep_size: int) -> str:
 
 
 def machine(run: EvidenceRun) -> str:
+    """That of the newest run."""
+    return machine_of(run.run)
+
+
+def machine_of(run: RunDirectory) -> str:
     """The GPUs and their driver, or the processor and the cores that the run could use."""
-    if gpus := run.run.environment.get("gpus"):
+    if gpus := run.environment.get("gpus"):
         count, names = len(gpus), ", ".join(sorted({gpu["name"] for gpu in gpus}))
         return f"{count} x {names} (driver {gpus[0]['driver_version']})"
-    cpu = run.run.environment["cpu"]
+    cpu = run.environment["cpu"]
     return f"{cpu['model']} ({cpu['architecture']}, {len(cpu['cores_available'])} cores)"
 
 

@@ -1,5 +1,6 @@
 """The tables a terminal shows: what a run measured, and how far it is. At most `WIDTH` columns, piped or not."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -125,14 +126,22 @@ def _group_parts(rows: Sequence[Record]) -> list[Any]:
 
 
 def _columns(rows: Sequence[Record]) -> dict[str, list[Record]]:
-    """The rows under each column head: the backend and its experts, with its options where it came with several."""
-    variants: dict[str, set[str]] = defaultdict(set)
+    """The rows under each column head: the backend and its experts, with those options that differ among its rows."""
+    seen: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in rows:
-        variants[_who(row)].add(_options(row))
+        for name, value in _options(row).items():
+            seen[_who(row), name].add(json.dumps(value))
+    shapes = Counter(who for who, _ in {(_who(row), tuple(_options(row))) for row in rows})
+
+    def head(row: Record) -> str:
+        who = _who(row)
+        several = shapes[who] > 1  # an option that some rows have and others have not tells them apart too
+        words = [f"{name}={value}" for name, value in _options(row).items() if several or len(seen[who, name]) > 1]
+        return " ".join([who, *words])
+
     columns: dict[str, list[Record]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (_who(row), _options(row) != "{}", _options(row))):
-        plain = _options(row) == "{}" or len(variants[_who(row)]) == 1
-        columns[_who(row) if plain else f"{_who(row)} {_options(row)}"].append(row)
+    for row in sorted(rows, key=head):
+        columns[head(row)].append(row)
     return columns
 
 
@@ -140,9 +149,8 @@ def _who(row: Record) -> str:
     return f"{row.backend} {experts_words(row)}".rstrip()
 
 
-def _options(row: Record) -> str:
-    stage = row.compute_options or "{}"
-    return row.options if stage == "{}" else f"{row.options} {stage}"
+def _options(row: Record) -> dict[str, Any]:
+    return {**json.loads(row.options), **json.loads(row.compute_options or "{}")}
 
 
 def _table(

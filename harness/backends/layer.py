@@ -18,7 +18,7 @@ format.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -67,6 +67,11 @@ class LayerBackend(Backend):
     def outputs_ranks(self, set_index: int) -> "Sequence[Tensor]":
         """The hidden states [T, hidden] in BF16 that the last layer of this set left for each rank of this process.
         Waits for the device; raises `WaitExpired` if a bounded wait of a kernel ran out."""
+
+    def parts(self) -> Sequence[tuple[Phase, Callable[[int], None]]]:
+        """The calls that a layer is made of, in order, each with its name in a trace. What comes before the exchange
+        may stand apart from it, as `stage`."""
+        return ((Phase.DISPATCH, self.dispatch), (Phase.EXPERTS, self.experts), (Phase.COMBINE, self.combine))
 
     @abstractmethod
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
@@ -140,15 +145,25 @@ def hidden_point(point: Point) -> Point:
 
 
 def layer_boundaries(
-    dispatch: frozenset[Boundary], combine: frozenset[Boundary], *, apart: bool = True
+    dispatch: frozenset[Boundary],
+    combine: frozenset[Boundary],
+    *,
+    before: frozenset[Boundary] = frozenset(),
+    apart: bool = True,
 ) -> dict[Phase, frozenset[Boundary]]:
-    """What lies inside each phase of a layer around these; `apart`: its exchange can be told from its experts."""
-    whole = dispatch | combine | {Boundary.EXPERTS}
+    """What lies inside each phase of a layer around these.
+
+    Args:
+        dispatch, combine: of the exchange, what its library does inside them included.
+        before: what the layer does ahead of it.
+        apart: whether the exchange can be told from the experts.
+    """
+    whole = before | dispatch | combine | {Boundary.EXPERTS}
     if not apart:
         return {Phase.LAYER: whole}
     return {
         Phase.DISPATCH: dispatch,
         Phase.COMBINE: combine,
         Phase.LAYER: whole,
-        Phase.LAYER_COMM: (dispatch | combine) - {Boundary.QUANTISE, Boundary.STAGE},
+        Phase.LAYER_COMM: dispatch | combine,
     }

@@ -35,6 +35,10 @@ class DeepEPInLayer(DeepEP, InLayer):
         inputs = self._inputs[set_index]
         return [Given(inputs.rows, inputs.scales)]
 
+    def partial_buffers(self) -> "Sequence[Tensor]":
+        """See `InLayer`."""
+        return self._partials
+
     def flat(self, set_index: int, x: "Tensor | tuple[Tensor, Tensor]", ids: "Tensor", weights: "Tensor") -> ExpertRows:
         """The rows that a dispatch returned. Ids become int32, which is a kernel inside the window."""
         import torch
@@ -101,6 +105,10 @@ class LowLatencyInLayer(DeepEPLowLatency, InLayer):
         """See `InLayer`."""
         inputs = self._inputs[set_index]
         return [Given(inputs.rows, inputs.scales)]
+
+    def partial_buffers(self) -> "Sequence[Tensor]":
+        """See `InLayer`."""
+        return self._partials
 
     def dispatch(self, set_index: int) -> None:
         """See `Backend`."""

@@ -1,13 +1,16 @@
 """A layer around our own exchange: experts read the landing set in place, and write where combine returns from."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends.onesided import OneSided, OneSidedFence, OneSidedSentinel
 from epcross.harness.backends.split_layer import Given, InLayer, SplitLayer
 from epcross.harness.point import Point, Scalar
 from epcross.kernels.experts.rows import RankMajorRows, of_dispatched
 from epcross.kernels.onesided.layout import Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class OneSidedInLayer(OneSided, InLayer):
@@ -24,6 +27,10 @@ class OneSidedInLayer(OneSided, InLayer):
             Given(self._of_rank(held["rows"], local)[:count], self._of_rank(held["scales"], local)[:count])
             for local, count in enumerate(self._counts)
         ]
+
+    def partial_buffers(self) -> "Sequence[Tensor]":
+        """See `InLayer`. Local memory, which no word of a protocol lies in."""
+        return [self._opened().combine_buffer()]
 
     def landed_ranks(self, set_index: int) -> Sequence[RankMajorRows]:
         """See `InLayer`. Views that every round and every replay finds again."""

@@ -47,8 +47,11 @@ class MegaMoE(FusedLayer):
             return reason
         import deep_gemm  # type: ignore[import-not-found]
 
-        if not hasattr(deep_gemm, "get_symm_buffer_for_mega_moe"):
-            return f"{vendor.version_of(*REBUILDS)} has no MegaMoE; {REMEDY}"
+        # the ring buffer came with bf16_mega_moe, and with it the calls that are made here
+        needed = "fp8_mega_moe" if _capability() == 9 else "bf16_mega_moe"
+        for name in ("get_symm_buffer_for_mega_moe", needed):
+            if not hasattr(deep_gemm, name):
+                return f"{vendor.version_of(*REBUILDS)} has no {name}; {REMEDY}"
         return None
 
     def limits(self, point: Point) -> list[str]:
@@ -60,11 +63,6 @@ class MegaMoE(FusedLayer):
         if sm90 != (capability == 9):
             known = f"{_SM90[0]} x {_SM90[1]}" if capability == 9 else "mxfp8 x fp4 and bf16 x bf16"
             return [f"{self.name} has {known} on compute capability {capability}"]
-        import deep_gemm  # type: ignore[import-not-found]
-
-        needed = "fp8_mega_moe" if sm90 else "bf16_mega_moe"  # the latter since the ring buffer came
-        if not hasattr(deep_gemm, needed):
-            return [f"{vendor.version_of(*REBUILDS)} has no {needed}; {REMEDY}"]
         return []
 
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:

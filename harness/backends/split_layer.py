@@ -5,7 +5,7 @@ reads. What an adapter of an exchange must add for that is `InLayer`.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -54,6 +54,11 @@ class InLayer(GpuBackend):
         """Buffers that `dispatch` of this set reads, of each rank of this process."""
 
     @abstractmethod
+    def partial_buffers(self) -> "Sequence[Tensor]":
+        """What `combine` reads, as far as it is known yet: to be poisoned, so that no stale partial passes for a new
+        one."""
+
+    @abstractmethod
     def landed_ranks(self, set_index: int) -> Sequence[ExpertRows]:
         """What the last `dispatch`, of this set, left, with `out` where `combine` will read. Called between the two,
         also in a capture; may enqueue."""
@@ -73,7 +78,7 @@ class SplitLayer(LayerBackend):
             made = cls.exchange_class
             cls.domains, cls.scopes, cls.graph = made.domains, made.scopes, made.graph
             cls.host_sync, cls.weights_by = made.host_sync, made.weights_by
-            cls.boundary = layer_boundaries(*_around(made, quantises=True))
+            cls.boundary = _boundaries(made, before=True, inside=made.quantises)
 
     def __init__(self, options: Mapping[str, Scalar]) -> None:
         super().__init__(options)
@@ -173,9 +178,22 @@ class SplitLayer(LayerBackend):
 
     def dispatch(self, set_index: int) -> None:
         """See `LayerBackend`."""
+        self.before(set_index)
+        self.exchange.dispatch(set_index)
+
+    def before(self, set_index: int) -> None:
+        """Quantise a set's hidden states to where the exchange reads them, unless that was done outside the window."""
         if self._quantises and self._staging:
             self._quantise(set_index)
-        self.exchange.dispatch(set_index)
+
+    def parts(self) -> Sequence[tuple[Phase, Callable[[int], None]]]:
+        """See `LayerBackend`."""
+        return (
+            (Phase.STAGE, self.before),
+            (Phase.DISPATCH, self.exchange.dispatch),
+            (Phase.EXPERTS, self.experts),
+            (Phase.COMBINE, self.combine),
+        )
 
     def experts(self, set_index: int) -> None:
         """See `LayerBackend`."""
@@ -192,8 +210,7 @@ class SplitLayer(LayerBackend):
 
     def in_place(self, set_index: int) -> None:
         """See `LayerBackend`."""
-        if self._quantises and self._staging:
-            self._quantise(set_index)
+        self.before(set_index)
         self._run(self._kept[set_index])
 
     def in_place_ranks(self, set_index: int) -> "list[Tensor]":
@@ -213,6 +230,8 @@ class SplitLayer(LayerBackend):
     def poison(self) -> None:
         """See `Backend`. What experts write is poisoned too: a stale partial must not pass for a new one."""
         self.exchange.poison()
+        for buffer in self.exchange.partial_buffers():
+            buffer.fill_(float("nan"))
         for held in self._kept.values():
             for rows in held:
                 rows.out.fill_(float("nan"))
@@ -272,13 +291,17 @@ class SplitLayer(LayerBackend):
     def _bind_boundary(self) -> None:
         """What the window holds at this point: quantisation only where there is some."""
         inside = self.exchange.quantises and self._point.dispatch_format is not RowFormat.BF16
-        quantises = inside or (self._quantises and self._staging)
-        vars(self)["boundary"] = layer_boundaries(*_around(self.exchange, quantises=quantises))
+        before = self._quantises and self._staging
+        vars(self)["boundary"] = _boundaries(self.exchange, before=before, inside=inside)
 
 
-def _around(exchange: "InLayer | type[InLayer]", *, quantises: bool) -> tuple[frozenset[Boundary], frozenset[Boundary]]:
+def _boundaries(exchange: "InLayer | type[InLayer]", *, before: bool, inside: bool) -> dict[Phase, frozenset[Boundary]]:
+    """Of a layer that quantises before its exchange, or whose exchange does so inside its dispatch."""
     dispatch, combine = exchange.boundary[Phase.DISPATCH], exchange.boundary[Phase.COMBINE]
-    return dispatch | ({Boundary.QUANTISE} if quantises else frozenset()), combine
+    quantise = frozenset({Boundary.QUANTISE})
+    return layer_boundaries(
+        dispatch | (quantise if inside else frozenset()), combine, before=quantise if before else frozenset()
+    )
 
 
 def _sent(exchange: InLayer, point: Point) -> Point:

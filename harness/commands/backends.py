@@ -37,6 +37,37 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
             Text("yes", style="green") if reason is None else Text(f"no: {reason}", style="yellow"),
         )
     console().print(table)
+    stages = Table(expand=True)
+    stages.add_column("compute", no_wrap=True)
+    stages.add_column("label", max_width=14)
+    stages.add_column("usable here", ratio=1)
+    for name, label, reason in expert_stages(config_dirs):
+        words = Text("yes", style="green") if reason is None else Text(f"no: {reason}", style="yellow")
+        stages.add_row(Text(name, style="bold"), Text(label), words)
+    console().print(stages)
+
+
+def expert_stages(config_dirs: tuple[Path, ...] = ()) -> list[tuple[str, str, str | None]]:
+    """Name, label, and why it cannot be used here, of each expert stage that layers may have. A layer whose backend has
+    an interpreter of its own has its stage there."""
+    from epcross.harness.backends import computes, loader
+    from epcross.harness.errors import ConfigError
+    from epcross.harness.planning.library import Library
+
+    library, found = Library(config_dirs), []
+    for name in library.names("compute"):
+        problems: list[str] = []
+        library.load([("compute", name)], problems)
+        config = library.get("compute", name)
+        if config is None:
+            found.append((name, "", "; ".join(problems)))
+            continue
+        try:
+            reason = computes.maker(config, dict(config.options))().unavailable()
+        except (ConfigError, loader.CannotImport) as error:
+            reason = str(error)
+        found.append((name, config.label, reason))
+    return found
 
 
 def survey(config_dirs: tuple[Path, ...] = ()) -> list[dict]:
@@ -56,7 +87,9 @@ def survey(config_dirs: tuple[Path, ...] = ()) -> list[dict]:
             entry["unavailable"] = "; ".join(problems)
         else:
             try:
-                entry["domains"] = sorted(str(domain) for domain in loader.backend_class(config).domains)
+                found = loader.backend_class(config)
+                entry["kind"] = str(found.kind)
+                entry["domains"] = sorted(str(domain) for domain in found.domains)
                 loader.load(config)
                 entry["unavailable"] = loader.unavailable(config)
             except (ConfigError, loader.CannotImport) as error:

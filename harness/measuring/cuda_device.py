@@ -1,9 +1,10 @@
 """`Device` by torch and the instrument kernels: streams, graphs, events, stamps, the common start, the profiler."""
 
 import contextlib
+import gc
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,10 @@ class CudaDevice:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # thread_local: what other threads of the process do meanwhile (a profiler, NCCL's watchdog) spoils nothing
-        with torch.cuda.graph(graph, stream=self._capture_stream, capture_error_mode="thread_local"):
+        with (
+            without_collection(),
+            torch.cuda.graph(graph, stream=self._capture_stream, capture_error_mode="thread_local"),
+        ):
             enqueue()
         return graph
 
@@ -229,6 +233,20 @@ class CudaDevice:
     def _enqueue(self, name: str, *values: int, blocks: int = 1, dependent: bool = False) -> None:
         stream = self._torch.cuda.current_stream().cuda_stream
         self.kernels.enqueue(name, stream, *values, blocks=blocks, dependent=dependent)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Python's collector of cycles runs now and not inside: memory that it frees there may have to be unmapped, which a
+    capture forbids and torch's symmetric memory answers by ending the process."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _STATE, _EXPIRED, _RESULT, _OFFSET = 0, 2, 3, 5  # words: two of state, one, two results, one; more from 8 on

@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from epcross.harness.backends.base import Group
 from epcross.harness.measuring.device import ClockOffset, Device, KernelSpan, Replay
@@ -25,8 +26,16 @@ from epcross.harness.measuring.spans import phase_spans, range_name
 from epcross.harness.measuring.timing import NS_PER_US, Pair, Series
 from epcross.harness.terms import GraphSupport, Phase, Regime
 
-GRAPH_PAIRS = 200
-"""Pairs of one steady graph: the gap between two replays, of a microsecond or two, is then far below 1 % of one."""
+WARM_PAIRS, MOST_PAIRS = 20, 200
+"""Pairs of one steady graph: before their time is known, and at most."""
+
+GRAPH_US = 1000.0
+"""About how long a steady graph lasts: the gap between two replays, of a microsecond or two, is then 0.2 % of one, and
+no graph is longer than an engine's. On two H200s a pair of NCCL's collectives took 67 us in graphs of 200 pairs and 28
+alone; tests/benchmark/gpu_graphs.py measures what the length of a graph does."""
+
+ENTRY_ITERATIONS = 20
+"""Of one graph, for the same reason."""
 
 INSTRUMENT_ITERATIONS = 64
 HOLD_US = 300.0
@@ -39,16 +48,27 @@ SPAN_PAIRS = 32
 """The profiler keeps every kernel; spans need few."""
 
 
+Parts = Sequence[tuple[Phase, Callable[[int], None]]]
+"""What a pair is made of, in order: a call with the set's number, and what it is called in a trace."""
+
+
 class CudaTimer:
     """A `Timer` on one GPU of each process; ranks that one launch serves are timed together."""
 
-    graph_pairs = GRAPH_PAIRS
+    graph_pairs = WARM_PAIRS
 
     def __init__(self, device: Device, group: Group, *, graph: GraphSupport) -> None:
         self._device, self._group = device, group
         self._captures = graph is not GraphSupport.NO
         self._graphs: dict[tuple[str, int, int], Replay] = {}
         self._steady_pairs = 0
+        self._sized = False
+
+    def expect(self, pair_us: float) -> None:
+        """See `Timer`. Sizes the graphs, once: later seeds replay those that are captured."""
+        if not self._sized:
+            self.graph_pairs = max(1, min(MOST_PAIRS, round(GRAPH_US / max(pair_us, 1e-3))))
+            self._sized = True
 
     def enqueued(self, regime: Regime) -> str:
         """See `Timer`."""
@@ -62,8 +82,8 @@ class CudaTimer:
         run = self._runner(name, size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
         with device.range(f"{name} {replays} x {size} pairs"):
-            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the hold
-            # a short series would time the host
+            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the
+            # hold a short series would time the host
             device.hold(HOLD_US)
             run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
             first = device.mark()
@@ -78,7 +98,7 @@ class CudaTimer:
     def chain(self, pair: Pair, *, pairs: int, sets: int) -> int:
         """Run at least `pairs` pairs as `steady` does, each set equally often, and wait for them; how many they were.
         Nothing is timed. Collective."""
-        size = -(-min(pairs, GRAPH_PAIRS) // sets) * sets
+        size = -(-min(pairs, self.graph_pairs) // sets) * sets
         replays = -(-pairs // size)
         run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
         self._line_up()
@@ -164,14 +184,15 @@ class CudaTimer:
         )
 
     def _spans(self, pair: Pair, *, pairs: int, sets: int) -> Series:
-        seen, count = self.seen_kernels(pair, pairs=pairs, sets=sets)
+        parts = ((Phase.DISPATCH, pair.dispatch), (Phase.EXPERTS, pair.experts), (Phase.COMBINE, pair.combine))
+        seen, count = self.seen_kernels(parts, pairs=pairs, sets=sets)
         return Series(
             values_us={phase: phase_spans(seen, phase, count) for phase in (Phase.DISPATCH, Phase.COMBINE)},
             starts_ns=[0],
             pairs=count,
         )
 
-    def seen_kernels(self, pair: Pair, *, pairs: int, sets: int) -> tuple[Sequence[KernelSpan], int]:
+    def seen_kernels(self, parts: Parts, *, pairs: int, sets: int) -> tuple[Sequence[KernelSpan], int]:
         """The kernels of some pairs, at most `pairs`, and how many: each part of a pair in a range of its own.
 
         Eager, since a profiler sees which call launched a kernel only then. The pairs run back to back all the same:
@@ -181,12 +202,9 @@ class CudaTimer:
 
         def enqueue() -> None:
             for i in range(pairs):
-                with device.range(range_name(Phase.DISPATCH, i)):
-                    pair.dispatch(i % sets)
-                with device.range(range_name(Phase.EXPERTS, i)):
-                    pair.experts(i % sets)
-                with device.range(range_name(Phase.COMBINE, i)):
-                    pair.combine(i % sets)
+                for phase, part in parts:
+                    with device.range(range_name(phase, i)):
+                        part(i % sets)
 
         def held(hold_us: float) -> Callable[[], None]:
             def run() -> None:
@@ -212,15 +230,22 @@ class CudaTimer:
     ) -> list[int]:
         """Stamps of `iterations` runs of `enqueue(first slot, set)`, after a whole fill of them."""
 
-        def all_of_them() -> None:
-            for i in range(iterations):
-                enqueue(slots * i, i % sets)
+        def some_of_them(first: int, last: int) -> Callable[[], None]:
+            def run() -> None:
+                for i in range(first, last):
+                    enqueue(slots * i, i % sets)
 
-        run = self._runner(name, iterations, sets, all_of_them)
+            return run
+
+        bounds = [*range(0, iterations, ENTRY_ITERATIONS), iterations]
+        runs = [
+            self._runner(f"{name} {first}", last - first, sets, some_of_them(first, last))
+            for first, last in pairwise(bounds)
+        ]
         self._line_up()
         with self._device.range(f"{name} {iterations}"):
-            run()
-            run()
+            for run in (*runs, *runs):
+                run()
             self._device.synchronize()
         return list(self._device.stamps_ns(slots * iterations))
 

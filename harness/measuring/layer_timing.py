@@ -13,19 +13,14 @@ their regime. Quantisation is in the layer and in place alike, unless a library 
 from dataclasses import replace
 
 from epcross.harness.backends.layer import LayerBackend
-from epcross.harness.measuring.cuda_timing import GRAPH_PAIRS, CudaTimer
+from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.spans import phase_spans
 from epcross.harness.measuring.timing import Pair, Series
 from epcross.harness.terms import BackendKind, Phase, Regime
 
-LAYERS_IN_GRAPH = GRAPH_PAIRS // 4
-"""A layer takes many times as long as an exchange, and has as many times the kernels."""
-
 
 class LayerTimer(CudaTimer):
     """A `Timer` of layers, of every kind of them."""
-
-    graph_pairs = LAYERS_IN_GRAPH
 
     def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
         """See `Timer`."""
@@ -55,8 +50,9 @@ class LayerTimer(CudaTimer):
         return replace(last, values_us={whole: [period_us], Phase.LAYER_COMM: [period_us - in_place]})
 
     def _spans_layer(self, layer: LayerBackend, whole: Phase, *, pairs: int, sets: int) -> Series:
-        seen, count = self.seen_kernels(layer, pairs=pairs, sets=sets)
-        values = {whole: phase_spans(seen, (Phase.DISPATCH, Phase.EXPERTS, Phase.COMBINE), count)}
+        parts = layer.parts()
+        seen, count = self.seen_kernels(parts, pairs=pairs, sets=sets)
+        values = {whole: phase_spans(seen, [phase for phase, _ in parts], count)}
         if layer.kind is BackendKind.LAYER:
             values |= {phase: phase_spans(seen, phase, count) for phase in (Phase.DISPATCH, Phase.COMBINE)}
             both = zip(values[Phase.DISPATCH], values[Phase.COMBINE], strict=False)

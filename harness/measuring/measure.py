@@ -248,6 +248,7 @@ class UnitSession:
         timing, backend, timer = self.timing, self.backend, self.timer
         warm = timer.steady(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets)
         slowest_us = max(float(v) for v in self.group.all_gather(repr(warm.values_us[Phase.ROUND_TRIP][0]).encode()))
+        timer.expect(slowest_us)
         pairs = pairs_for(
             timing.chain_ms, slowest_us, min_pairs=timing.min_pairs, max_pairs=timing.max_pairs, sets=timing.sets
         )

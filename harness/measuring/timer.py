@@ -17,6 +17,10 @@ class Timer(Protocol):
         """How pairs of a regime are issued: "host", "graph" or "eager"."""
         ...
 
+    def expect(self, pair_us: float) -> None:
+        """How long a pair takes on the slowest rank, the same on all of them; before the first series that counts."""
+        ...
+
     def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
         """A chain of about `pairs` pairs (never fewer), after a fill; ends on the last set."""
         ...
@@ -43,6 +47,9 @@ class HostTimer:
     def enqueued(self, regime: Regime) -> str:
         """See `Timer`."""
         return "host"
+
+    def expect(self, pair_us: float) -> None:
+        """See `Timer`. A loop needs no size."""
 
     def steady(self, pair: Pair, *, pairs: int, sets: int) -> Series:
         """See `Timer`."""

@@ -46,6 +46,7 @@ class LayerRanks:
         self._device = current_device()
         self._expected: dict[tuple[object, ...], oracle.Expected] = {}
         self._arithmetics = list(backend.arithmetics(point))
+        self._timed: list[GroupBatch] = []
         self._in_place: tuple[int, list[Tensor]] | None = None
 
     def prepare(self, timed: Sequence[GroupBatch]) -> None:
@@ -76,6 +77,7 @@ class LayerRanks:
     def stage_timed(self, timed: Sequence[GroupBatch]) -> None:
         """See `LocalRanks`. One layer of each set, whose rows are kept for the layer in place where that is timed."""
         backend = self.backend
+        self._timed = list(timed)
         keeps = backend.kind is BackendKind.LAYER and self.point.regime is Regime.STEADY
         for set_index in range(len(timed)):
             backend.dispatch(set_index)
@@ -91,8 +93,12 @@ class LayerRanks:
             self._in_place = last, [made.clone() for made in backend.in_place_ranks(last)]
 
     def check_timed(self, set_index: int, batch: GroupBatch) -> Mismatch | None:
-        """See `LocalRanks`."""
-        return self._check(set_index, batch, " in a timed series") or self._check_in_place(set_index)
+        """See `LocalRanks`. Every set has outputs of its own, so all are looked at: inputs that a timed layer did not
+        stage would be right for the set that was staged last."""
+        for index, timed in enumerate(self._timed or [batch]):
+            if wrong := self._check(index if self._timed else set_index, timed, " in a timed series"):
+                return wrong
+        return self._check_in_place(set_index)
 
     def _check(self, set_index: int, batch: GroupBatch, where: str) -> Mismatch | None:
         import torch
@@ -157,7 +163,7 @@ class LayerRanks:
     def _of(self, rank: int, batch: GroupBatch, arithmetic: Arithmetic) -> oracle.Expected:
         key = (rank, batch.seed, batch.set_index, batch.payload, arithmetic)
         if key not in self._expected:
-            if len(self._expected) >= _KEPT * len(self.ranks):
+            if len(self._expected) >= max(_KEPT, len(self._timed)) * len(self.ranks):
                 self._expected.pop(next(iter(self._expected)))
             self._expected[key] = self.expected(rank, batch, arithmetic)
         return self._expected[key]

@@ -21,7 +21,7 @@ VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.SENTINEL: (
         (64, "narrow", "narrow"),
         (320, "mid", "narrow"),
-        (1500, "wide", "mid"),
+        (2000, "wide", "mid"),
         (None, "wide", "wide"),
     ),
     Protocol.FENCE: ((64, "narrow", "narrow"), (320, "mid", "narrow"), (30000, "wide", "mid"), (None, "wide", "wide")),

@@ -80,3 +80,21 @@ def test_codes_in_marlins_order():
     codes = torch.arange(16, dtype=torch.uint8)  # values 0 to 15 of a row
     packed = (codes[0::2] | codes[1::2] << 4)[None]
     assert marlin(packed).tolist() == [[0x04, 0x15, 0x26, 0x37, 0x8C, 0x9D, 0xAE, 0xBF]]
+
+
+def test_scales_of_nvfp4_are_the_same_powers_of_two_twice():
+    made = MegaMoENvfp4(MegaMoENvfp4.option_defaults()).library_scales(torch.arange(122, 134, dtype=torch.uint8)[None])
+    values = made.view(torch.float8_e4m3fn).float()
+    assert values.tolist() == [[2.0**power for power in range(-5, 7) for _ in range(2)]]
+
+
+def test_a_library_without_the_kernel_is_absent_and_a_point_says_nothing_of_it(monkeypatch):
+    install_deep_gemm(monkeypatch)
+    monkeypatch.setattr("epcross.harness.backends.vendor.no_gpu", lambda least=(0, 0): None)
+    monkeypatch.setattr("epcross.harness.backends.megamoe._capability", lambda: 9)
+    backend = MegaMoE(MegaMoE.option_defaults())
+    assert backend.unavailable() is None
+    monkeypatch.delattr("deep_gemm.fp8_mega_moe")
+    assert "has no fp8_mega_moe; make env-deepgemm builds its environment" in (backend.unavailable() or "")
+    # whoever plans asks with another interpreter than the one that will run it, whose library may be another
+    assert backend.unsupported(point(MegaMoE, "fp8_fp8")) is None

@@ -113,7 +113,8 @@ def install_flashinfer_mega(monkeypatch: Any, fault: str = "") -> None:
         if fault == "factors":
             experts = [(gate_up * 2, down) for gate_up, down in experts]
         held = (buffer.x, buffer.x_sf, buffer.topk_idx, buffer.topk_weights)
-        y.copy_(_layer(*(tensor[:num_tokens] for tensor in held), experts, _POWERS))
+        x, x_sf, ids, weights = (tensor[:num_tokens] for tensor in held)
+        y.copy_(_layer(x, x_sf, ids, weights, experts, _POWERS))
 
     install(
         monkeypatch,

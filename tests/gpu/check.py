@@ -11,6 +11,10 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     check       the contract, by the command line
     one_launch  sweeps/onesided_h200.yaml        EP 2 and 8, steady          about 7 minutes
     wide        sweeps/onesided_h200_wide.yaml   EP 16, 32 and 64, steady    about 7 minutes
+    doctor      what `epcross doctor` says of this machine, alone and for a sweep
+    counters    what the kernels wait for, by Nsight Compute, one GPU               about 3 minutes
+    graphs      what the length of a CUDA graph does to NCCL's collectives, two GPUs         under a minute
+    variants    every variant of the kernels, all ranks in one launch, then a GPU for each   about 5 minutes
     entry       sweeps/onesided_h200_entry.yaml  entry and spans             about 4 minutes
     mps_smoke   one process for each rank, under MPS: both protocols, every regime; the contract
     processes   sweeps/onesided_mps.yaml         under MPS                   about 5 minutes
@@ -76,6 +80,8 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
     def sweep(name: str, *words: str) -> list[str]:
         return [*epcross, "run", f"sweep={name}", *words, runs]
 
+    variants = [*python, "tests/benchmark/gpu_variants.py"]
+
     def smoke(device: str) -> list[list[str]]:
         names = ("onesided_fence", "onesided_sentinel")
         regimes = "regime=steady,entry,spans"
@@ -99,6 +105,19 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         ],
         "one_launch": [sweep("onesided_h200")],
         "wide": [sweep("onesided_h200_wide")],
+        "doctor": [[*epcross, "doctor"], [*epcross, "doctor", "sweep=onesided_h200"]],
+        "counters": [[*python, "tests/benchmark/gpu_counters.py", "--json", str(out / "counters.json")]],
+        "graphs": [
+            [
+                *(*python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "tests/benchmark/gpu_graphs.py"),
+                *("--json", str(out / "graphs.json")),
+            ]
+        ],
+        "variants": [
+            [*variants, "--one-launch", "--ep", "2", "--tokens", "128,512", "--json", str(out / "variants_2.json")],
+            [*variants, "--one-launch", "--ep", "8", "--tokens", "8,128,512", "--json", str(out / "variants_8.json")],
+            [*variants, "--json", str(out / "variants.json")],
+        ],
         "entry": [sweep("onesided_h200_entry")],
         "mps_smoke": smoke("cuda_processes"),
         "processes": [sweep("onesided_mps")],
@@ -123,7 +142,10 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "experts_sweep": [sweep("experts_h200", *shlex.split(os.environ.get("EXPERT_SWEEP_WORDS", "")))],
         "layer_one": [
             sweep("layer_one_gpu"),
-            *([*epcross, "check", "backend=layer_onesided", f"compute={name}"] for name in ("gather_gemm", "deepgemm")),
+            *(
+                [*epcross, "check", "backend=layer_onesided", f"compute={name}", "--limit-s", "120"]
+                for name in ("gather_gemm", "deepgemm")
+            ),
         ],
         "layer_smoke": [[*epcross, "backends"], sweep("layer_smoke", "timing.wall_limit_s=150")],
         "layer": [

@@ -69,7 +69,8 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     own = dict(common)
     flashinfer = [scratch / "fi"] if (scratch / "fi").is_dir() else []
     if flashinfer:
-        own |= {"FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer")}
+        # the archive's compiled modules were linked without the driver's library, which the real ones are linked with
+        own |= {"FLASHINFER_WORKSPACE_BASE": str(scratch / "flashinfer"), "LD_PRELOAD": "libcuda.so.1"}
     if found := [*flashinfer, *gemm]:
         own |= {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, found), os.environ.get("PYTHONPATH")]))}
     return own

@@ -224,7 +224,7 @@ def test_hydra_is_left_as_it_was_found():
 def test_the_examples_of_the_readme_are_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(FIXTURES))
     blocks = [block for block in (PACKAGE_CONF / "README.md").read_text().split("\n\n") if block.startswith("    ")]
-    groups = ("sweep", "backend", "cluster")
+    groups = ("sweep", "backend", "compute", "cluster")
     for group, text in zip(groups, map(textwrap.dedent, blocks), strict=True):
         (tmp_path / group).mkdir()
         (tmp_path / group / "example.yaml").write_text(text)

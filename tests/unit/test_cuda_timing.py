@@ -4,7 +4,14 @@ import pytest
 from tests._fake_device import FakeDevice
 from tests.contract.threads import Shared, ThreadGroup, on_ranks
 
-from epcross.harness.measuring.cuda_timing import GRAPH_PAIRS, SPAN_PAIRS, CudaTimer
+from epcross.harness.measuring.cuda_timing import (
+    ENTRY_ITERATIONS,
+    GRAPH_US,
+    MOST_PAIRS,
+    SPAN_PAIRS,
+    WARM_PAIRS,
+    CudaTimer,
+)
 from epcross.harness.measuring.device import ClockOffset, KernelSpan
 from epcross.harness.measuring.spans import kernel_spans, phase_spans, range_name
 from epcross.harness.terms import GraphSupport, Phase, Regime
@@ -48,12 +55,40 @@ def parts(*, graph=GraphSupport.YES, clock=None, **costs):
 
 def test_steady_is_the_time_of_whole_replays_over_their_pairs_without_the_fill():
     timer, device, pair = parts(replay_us=18.0)
+    timer.expect(5.0)
     series = timer.series(Regime.STEADY, pair, pairs=500, iterations=0, sets=2)
     assert series.pairs == 600  # three graphs of 200
-    assert series.values_us == {Phase.ROUND_TRIP: [pytest.approx(9 + 18 / GRAPH_PAIRS)]}
+    assert series.values_us == {Phase.ROUND_TRIP: [pytest.approx(9 + 18 / MOST_PAIRS)]}
     assert device.captured == 1
     assert device.log.count("replay") == 4
     assert pair.calls == [0, 1] * 400  # the fill's too
+
+
+@pytest.mark.parametrize(
+    ("pair_us", "size"),
+    [(2.0, MOST_PAIRS), (28.0, 36), (366.0, 4), (9000.0, 2)],
+    ids=["fast", "nccl", "many", "prefill"],
+)
+def test_a_graph_lasts_about_as_long_whatever_a_pair_takes(pair_us, size):
+    timer, device, pair = parts()
+    timer.series(Regime.STEADY, pair, pairs=WARM_PAIRS, iterations=0, sets=2)
+    timer.expect(pair_us)
+    timer.expect(GRAPH_US)  # a later seed replays the same graph
+    pair.calls.clear()
+    series = timer.series(Regime.STEADY, pair, pairs=1, iterations=0, sets=2)
+    assert series.pairs == 2  # no longer than asked for
+    pair.calls.clear()
+    timer.series(Regime.STEADY, pair, pairs=size, iterations=0, sets=2)
+    assert len(pair.calls) == 2 * size  # fill and one replay
+    assert device.log.count("replay") == 2 + 2 + 2
+
+
+def test_entry_is_cut_into_graphs_that_stamp_slots_of_their_own():
+    timer, device, pair = parts()
+    iterations = 2 * ENTRY_ITERATIONS + 4
+    series = timer.series(Regime.ENTRY, pair, pairs=0, iterations=iterations, sets=2)
+    assert series.values_us[Phase.ROUND_TRIP] == [pytest.approx(9)] * iterations
+    assert device.captured == 2 * 3  # phases and whole, three graphs each
 
 
 def test_a_short_chain_is_one_graph_of_whole_turns_through_the_sets():
@@ -100,6 +135,7 @@ def test_entry_times_the_pair_alone_and_the_phases_in_a_series_of_their_own():
 
 def test_the_instrument_of_steady_is_a_replay_shared_out():
     timer, _, pair = parts(replay_us=10.0)
+    timer.expect(5.0)
     timer.series(Regime.STEADY, pair, pairs=400, iterations=0, sets=2)
     assert timer.instrument_us(Regime.STEADY, sets=2) == pytest.approx(2 * 10 / 400)
 

@@ -10,6 +10,7 @@ from store_values import CONTEXT, make_point, make_unit
 
 from epcross.harness.analysis import evidence
 from epcross.harness.analysis.evidence_run import committed_runs
+from epcross.harness.analysis.evidence_text import caption
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.storing.store import create_run, load_rows, load_samples, release, write_floor, write_unit
 from epcross.harness.terms import Flag, Regime
@@ -30,7 +31,9 @@ BACKENDS = {
 }
 
 
-def new_run(folder: Path, *, sweep: str = "quickstart", first_us: float = 10.0, flag: str = "") -> Path:
+def new_run(
+    folder: Path, *, sweep: str = "quickstart", first_us: float = 10.0, flag: str = "", ep_size: int = 2
+) -> Path:
     """A run with known times: `first_us` and seven more, each 1 us later; ten times that for 8 tokens; Fence twice."""
     run = create_run(folder, sweep, {"backends": BACKENDS}, MACHINE)
     context = replace(CONTEXT, run_id=run.run_id)
@@ -38,7 +41,7 @@ def new_run(folder: Path, *, sweep: str = "quickstart", first_us: float = 10.0, 
         for tokens in (1, 8):
             for backend, factor in (("shm_sentinel", 1), ("shm_fence", 2)):
                 for launch in (0, 1):
-                    point = make_point(backend=backend, tokens=tokens, regime=regime)
+                    point = make_point(backend=backend, tokens=tokens, regime=regime, ep_size=ep_size)
                     latency_us = first_us * factor * (10 if tokens == 8 else 1)
                     unit = make_unit(point, launch, context=context, latency_us=latency_us)
                     common = {"started_at": run.created, "wall_s": 2.0, "flags": flag}
@@ -117,6 +120,22 @@ def test_the_newest_run_of_a_sweep_counts(root: Path, tmp_path: Path) -> None:
     runs = committed_runs(root / evidence.MEASURED)
     assert set(runs) == {"quickstart", "crossover"}
     assert runs["quickstart"].run.run_id == newest.name
+
+
+def test_ep_sizes_that_the_newest_run_lacks_come_from_an_older_one(root: Path, tmp_path: Path) -> None:
+    older = new_run(tmp_path / "runs", first_us=30.0)  # of an EP size that a newer run has
+    wide = new_run(tmp_path / "runs", ep_size=4)
+    narrow = new_run(tmp_path / "runs", first_us=20.0)
+    for path in (narrow, older, wide):
+        evidence.commit(root, path)
+    run = committed_runs(root / evidence.MEASURED)["quickstart"]
+    assert run.ep_sizes() == [2, 4]
+    assert [(one.run_id, sizes) for one, sizes in run.sources()] == [(narrow.name, [2]), (wide.name, [4])]
+    assert min(run.times_us(Regime.STEADY, 2)["shm_sentinel", 1]) == 20.0
+    text = caption(run)
+    assert f"{narrow.name} (EP 2) on Some CPU" in text
+    assert f"{wide.name} (EP 4) on Some CPU" in text
+    assert older.name not in text
 
 
 def test_figures_are_valid_and_the_same_each_time(root: Path, tmp_path: Path) -> None:

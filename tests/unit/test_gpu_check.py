@@ -31,7 +31,11 @@ def test_the_ranks_of_a_group_of_gpus_are_chosen(check, tmp_path):
 
 
 def test_resume_takes_up_evidence_and_no_smoke(check, tmp_path):
-    for name in ("20261130-010203-baselines_nvlink-aa", "20261130-010203-baselines_smoke-bb", "20261130-1-nvlink_ep8-c"):
+    for name in (
+        "20261130-010203-baselines_nvlink-aa",
+        "20261130-010203-baselines_smoke-bb",
+        "20261130-1-nvlink_ep8-c",
+    ):
         (tmp_path / "runs" / name).mkdir(parents=True)
     resumed = [command[-1].split("/")[-1] for command in check.commands(tmp_path)["resume"]]
     assert resumed == ["20261130-010203-baselines_nvlink-aa", "20261130-1-nvlink_ep8-c"]

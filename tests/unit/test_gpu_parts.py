@@ -1,5 +1,6 @@
 """The small parts of the GPU domain: where workers run, what NVML says, ranges for a profiler, what torch loaded."""
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 from tests._points import small_point
 
 from epcross.harness.errors import ConfigError
+from epcross.harness.measuring.cuda_device import without_collection
 from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, reason_words, summary
 from epcross.harness.measuring.nvtx import StageRanges
 from epcross.harness.planning.schema import BackendConfig
@@ -153,3 +155,40 @@ def test_a_check_runs_where_the_backend_does():
     assert "device=cuda" in across.again("plain", 0)
     with pytest.raises(ConfigError, match="cuda_one_launch"):
         read_request(["backend=onesided_fence", "device=cuda_one_lunch"])
+
+
+def test_nothing_is_collected_while_a_graph_is_captured():
+    freed = []
+
+    class Mapped:
+        def __init__(self):
+            self.itself = self  # a cycle: only the collector frees it
+
+        def __del__(self):
+            freed.append("mapped")
+
+    Mapped()
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with without_collection():
+            assert freed == ["mapped"]  # what was garbage before went before
+            Mapped()
+            kept = [[] for _ in range(1000)]
+            assert len(kept) == 1000
+            assert freed == ["mapped"]
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert freed == ["mapped", "mapped"]
+
+
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

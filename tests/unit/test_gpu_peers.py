@@ -35,10 +35,11 @@ def folder(tmp_path: Path) -> Path:
     return given
 
 
-def test_each_environment_finds_its_own_library(folder: Path, tmp_path: Path) -> None:
+def test_each_environment_finds_its_own_library(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/found/before")
     scratch, envs = tmp_path / "scratch", tmp_path / "envs"
     own = peers.prepare(folder, scratch, envs)
-    assert own["PYTHONPATH"] == str(scratch / "fi")
+    assert own["PYTHONPATH"] == f"{scratch / 'fi'}:/found/before"
     assert own["NCCL_NVLS_ENABLE"] == "0"
     ask = "import both, os, sys; print(both.FOUND, os.environ.get('EP_NCCL_ROOT_DIR'), sys.argv[1], os.environ['KEPT'])"
     environment = {"PATH": os.environ["PATH"], "KEPT": "yes", "PYTHONPATH": str(tmp_path / "kept")}
@@ -63,3 +64,29 @@ def test_each_environment_finds_its_own_library(folder: Path, tmp_path: Path) ->
 def test_an_empty_folder_makes_nothing(tmp_path: Path) -> None:
     assert peers.prepare(tmp_path, tmp_path / "scratch", tmp_path / "envs").keys() >= peers.SHARED_HOST.keys()
     assert not (tmp_path / "envs").exists()
+
+
+def test_deepgemm_is_found_where_layers_run_and_its_fused_layers_in_an_environment_of_their_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name, module in (
+        ("tokenspeed_deepgemm-2.5.0-cp312.whl", "deep_gemm.py"),
+        ("sgl_deep_gemm-0.1.5-py3.whl", "deep_gemm.py"),
+        ("apache_tvm_ffi-0.1.11-cp312.whl", "tvm_ffi.py"),
+    ):
+        with zipfile.ZipFile(folder / name, "w") as wheel:
+            wheel.writestr(module, "FOUND = __file__\n")
+    scratch, envs = tmp_path / "scratch", tmp_path / "envs"
+    own = peers.prepare(folder, scratch, envs)
+    assert own["PYTHONPATH"] == f"{scratch / 'fi'}:{scratch / 'gemm'}"
+    for name, found in (("deepep_v1", "gemm"), ("deepep_v2", "gemm"), ("deepgemm", "mega")):
+        ran = subprocess.run(
+            [envs / name / "bin" / "python", "-P", "-c", "import deep_gemm; print(deep_gemm.FOUND)"],
+            env={"PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert ran.stdout == f"{scratch / found / 'deep_gemm.py'}\n"

@@ -135,3 +135,50 @@ def test_what_experts_had_to_do():
         "tokens_per_expert_mean": pytest.approx((10 + 12) / 16),
         "tokens_per_expert_max": 6,
     }
+
+
+def test_a_report_draws_layers_in_a_setting_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import report_runs
+    from report_runs import make_run, points
+
+    from epcross.harness.analysis import material, plots
+    from epcross.harness.analysis.figures.canvas import Figure
+
+    share = {Phase.LAYER: 1.0, Phase.LAYER_COMM: 0.3, Phase.ROUND_TRIP: 1.0}
+    monkeypatch.setattr(report_runs, "unit_of", _unit_of(report_runs, share))
+    exchanges = points(regimes=(Regime.STEADY,))
+    layers = [
+        replace(one, kind=BackendKind.LAYER, compute="gather_gemm", weight_format=weights)
+        for one in points(("shm_fence",), regimes=(Regime.STEADY,))
+        for weights in (WeightFormat.BF16, WeightFormat.FP8)
+    ]
+    scenes = plots.scenes(material.load([make_run(tmp_path, [*exchanges, *layers])]))
+    assert sorted(scene.phase for scene in scenes) == [Phase.LAYER, Phase.ROUND_TRIP]
+    (scene,) = [scene for scene in scenes if scene.phase is Phase.LAYER]
+    assert {one.name for one in scene.styles if one.variant} == {
+        "shm_fence + gather_gemm bf16 weights",
+        "shm_fence + gather_gemm fp8 weights",
+    }
+    drawn = {figure.name.removesuffix(scene.suffix): figure for figure in plots.draw(scene)}
+    latency, ratio = drawn["latency"], drawn["bandwidth"]
+    assert isinstance(latency, Figure)
+    assert {line["series"] for line in latency.data} == {one.name for one in scene.styles if one.variant}
+    assert not isinstance(ratio, Figure)  # a layer moves rows, and does more
+
+
+def _unit_of(report_runs, share):
+    """Latencies of layers by the model of round trips."""
+    from store_values import make_unit
+
+    def unit_of(run, point, launch, change):
+        made = make_unit(
+            point, launch, context=replace(report_runs.CONTEXT, run_id=run.run_id, allocation_id=run.run_id)
+        )
+
+        def measured(row):
+            value = report_runs.model_us(row.backend, row.tokens_per_rank) * (1 + 0.01 * row.repeat) * share[row.phase]
+            return replace(row, latency_us=value, latency_min_us=value, latency_max_us=value, boundary="transfer")
+
+        return replace(made, records=tuple(measured(row) for row in made.records))
+
+    return unit_of

@@ -68,7 +68,7 @@ def test_a_layer_is_verified_and_timed(regime, formats):
         assert record.verified_rounds == 1 + FEW.sets + 1
         assert 0 < (record.error_ratio or 0) <= 2
         assert record.boundary is not None
-        assert ("quantise" in record.boundary.split()) == (bool(formats) and record.phase in ("layer", "dispatch"))
+        assert ("quantise" in record.boundary.split()) == (bool(formats) and record.phase == "layer")
 
 
 def test_rows_say_what_the_experts_had_to_do():
@@ -199,3 +199,46 @@ def test_a_wrong_expert_stage_is_incorrect(layout):
     made.use_compute(SwapsWeights)
     records = measure(made, kind=BackendKind.EXPERTS, **FP8).records
     assert {r.status for r in records} == {"incorrect"}
+
+
+def test_experts_missing_from_the_layer_alone_are_incorrect():
+    """The layer in place runs; partials of before would give the right sums, were they not poisoned."""
+    made = layer()
+
+    class Session(LayerSession):
+        def _time(self, seed, timed):
+            assert self.timer is not None
+            series = self.timer.series
+
+            def idle(*given, **named):
+                made.experts = lambda set_index: None  # type: ignore[method-assign]
+                return series(*given, **named)
+
+            self.timer.series = idle  # type: ignore[method-assign]
+            return super()._time(seed, timed)
+
+    records = measure(made, session=Session).records
+    assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
+    assert "wrong outputs in a timed series" in (records[0].reason or "")
+
+
+def test_inputs_that_are_not_quantised_anew_are_incorrect():
+    """What was quantised last is right for one set, and wrong for the other."""
+    made = layer()
+
+    class Session(LayerSession):
+        def _time(self, seed, timed):
+            assert self.timer is not None
+            series = self.timer.series
+
+            def stale(*given, **named):
+                for held in made.exchange.given_ranks(0):
+                    held.rows.zero_()
+                made.before = lambda set_index: None  # type: ignore[method-assign]
+                return series(*given, **named)
+
+            self.timer.series = stale  # type: ignore[method-assign]
+            return super()._time(seed, timed)
+
+    records = measure(made, session=Session, **FP8).records
+    assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}

@@ -17,13 +17,12 @@ from epcross.harness.planning.plan import Plan, build
 from epcross.harness.planning.schema import Block
 from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Status
 
-
 LAYERS = ("experts_h200", "layer_h200x2", "layer_one_gpu", "layer_smoke")
 
 
 def words_that_stand_in(sweep: str) -> list[str]:
-    """Fixture backends in place of those a sweep names, so that it is planned wherever it runs. Layers stay: what such a
-    sweep says of expert stages is for no other backend."""
+    """Fixture backends in place of those a sweep names, so that it is planned wherever it runs. Layers stay: what such
+    a sweep says of expert stages is for no other backend."""
     if sweep == "floor":
         return []
     return [f"sweep={sweep}", *([] if sweep in LAYERS else ["backend=plain,small"])]

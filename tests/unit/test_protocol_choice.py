@@ -56,6 +56,14 @@ def test_the_limits_of_committed_rows_are_where_their_medians_cross():
     assert (one[2].sentinel_up_to, one[8].sentinel_up_to) == (32, 1)
 
 
+def test_the_file_of_h200s_says_what_the_committed_rows_say():
+    stored = Crossovers.load(MEASURED.parent / "crossovers" / "h200.json").entries
+    runs = sorted({source.split(";")[0] for _, source in stored.values()})
+    found = choices([run for name in runs for run in material.load([MEASURED / name]).runs])
+    assert stored == {one.setting: (one.sentinel_up_to, one.source) for one in found}
+    assert {setting.ep_size for setting in stored} == {2, 8, 64}
+
+
 def test_rows_that_do_not_decide_are_refused_with_the_next_step():
     (run,) = material.load([TWO_GPUS]).runs
 

@@ -1,4 +1,5 @@
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -115,7 +116,18 @@ def test_variants_of_a_backend_are_columns_of_their_own():
     tuned = [replace(row, options='{"chunk":64}') for row in measured("shm_fence", latency_us=50.0)]
     text = text_of(run_table(measured("shm_fence") + tuned))
     assert line_of(text, "4").split() == ["4", "13.5", "[10.0..17.0]", "53.5", "[50.0..57.0]"]
-    assert '{"chunk":64}' in text
+    assert "shm_fence chunk=64" in " ".join(text.split())
+
+
+def test_options_that_all_rows_of_a_backend_share_are_not_in_its_heads():
+    def tuned(chunk: int, latency_us: float) -> list[Record]:
+        options = json.dumps({"chunk": chunk, "timeout_s": 10.0})
+        return [replace(row, options=options) for row in measured("shm_fence", latency_us=latency_us)]
+
+    text = " ".join(text_of(run_table(tuned(64, 50.0) + tuned(8, 30.0))).split())
+    assert "chunk=64" in text
+    assert "chunk=8 " in text
+    assert "timeout_s" not in text
 
 
 def test_uneven_tokens_and_capacities_are_told_apart():
