@@ -60,13 +60,10 @@ def choices(block_t: int, fp8: bool) -> Iterator[Tiles]:
         yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 5}
     elif few:
         yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 5}
-        yield {"block_t": block_t, "warps": 8, "per_sm": 2, "stages": 3}
-        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 4, "down_stages": 3}
     else:
         yield {"block_t": block_t, "warps": 8, "per_sm": 1, "stages": 5 if fp8 else 3}
         yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 4}
-    for prefetch in (512, 1024):
-        yield {"block_t": block_t, "prefetch": prefetch}
+    yield {"block_t": block_t, "prefetch": 1024}
     if few:
         yield {"block_t": block_t, "balance": 1}
 
