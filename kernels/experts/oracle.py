@@ -31,13 +31,13 @@ from epcross.kernels.formats import RowFormat
 if TYPE_CHECKING:
     import torch
 
-ACCUMULATOR_LOSS = {RowFormat.BF16: 2.0**-16, RowFormat.FP8: 2.0**-9}
+ACCUMULATOR_LOSS = {RowFormat.BF16: 2.0**-16, RowFormat.FP8: 2.0**-10}
 """By the format of rows: what a tensor core may lose of a sum, as a share of the size of what it adds (above).
 
 bf16 products are added in about fp32, each addition truncated. For fp8, Hopper aligns 32 products and the sum so far to
-the largest of them and cuts them off some bits below it; every 128 values are added in fp32 by the kernel. How many
-bits is not documented. Emulated, 13 bits lose 2**-13 (one standard deviation) and 10 bits 2**-9.1; a token of an H200
-whose error was 1.55e-2 of its norm has 0.37e-2 with 13 bits and 1.48e-2 with 10.
+the largest of them and cuts them off 13 or 14 bits below it (DeepSeek-V3 report, section 3.3.2); every 128 values are
+added in fp32 by the kernel. Emulated, 13 bits lose 2**-13 of the size, one standard deviation; eight are allowed,
+as the largest of a million elements is off by that.
 """
 
 TIMES_PLAIN = 2.0

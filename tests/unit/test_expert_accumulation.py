@@ -1,4 +1,4 @@
-"""What tensor cores may lose is within the oracle's slack, at 13 bits and at 10, and a fault beside it is not."""
+"""What tensor cores may lose is within the oracle's slack, and a fault beside it, or cruder sums, are not."""
 
 import pytest
 
@@ -43,10 +43,10 @@ def test_right_tokens_pass_and_faults_do_not() -> None:
     rows = rank_major(shape, seed=2, headers=False, share=1.0, slots=4)
     _, wanted = oracle.expected_of_rows(shape, copy, rows, Arithmetic(intermediate=RowFormat.FP8))
     plain = oracle.judge(wanted.plain, wanted)
-    for bits in (13, 10):
-        judged = oracle.judge(_tensor_core.layer(shape, copy, rows, bits), wanted)
-        assert judged.ok, judged.sentence()
+    judged = oracle.judge(_tensor_core.layer(shape, copy, rows, 13), wanted)
+    assert judged.ok, judged.sentence()
     assert judged.error.max() > 2 * plain.error.max()  # so the slack is what lets them pass
+    assert not oracle.judge(_tensor_core.layer(shape, copy, rows, 10), wanted).ok
     for name, (bad_copy, bad_rows) in fp8_accumulation.faults(copy, rows).items():
         judged = oracle.judge(_tensor_core.layer(shape, bad_copy, bad_rows, 13), wanted)
         assert not judged.ok, name

@@ -79,7 +79,7 @@ def broken(kind: str, shape: ExpertShape, copy: WeightCopy, landed: RankMajorRow
     elif kind == "weight swapped":
         weights[1, [0, 1]] = weights[1, [1, 0]]
     elif kind == "weight stale":
-        weights[1, 0] *= 1.1
+        weights[1, 0] *= 1.05
     elif kind == "row scale stale":
         fresh, stale = scales.view(torch.float32)[1], scales.view(torch.float32)[2]
         fresh[0] = stale[(stale / fresh[0]).log().abs().argmax()]
