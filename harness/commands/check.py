@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
         remove_stale()
         config = request.config
         console.print(f"{config.name}, EP {request.ep_size}: building what can be built ahead", soft_wrap=True)
-        if failures := prebuild({config.name: config}, folder, folder):
+        if failures := prebuild({config.name: replace(config, options=dict(request.options))}, folder, folder):
             raise EpcrossError(f"{config.name} cannot be checked: {failures[config.name]}")
         with contextlib.ExitStack() as around:
             env = around.enter_context(mps_environment()) if request.device.sharing is Sharing.PROCESSES else {}

@@ -8,11 +8,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from epcross.harness.planning.schema import BackendConfig
+from epcross.harness.point import Point
 from epcross.harness.running.child import environment
 from epcross.harness.running.processes import kill_group
 from epcross.harness.running.rank_place import import_folder
@@ -61,6 +63,21 @@ def prebuild(
             kill_group(child.pid)
             child.wait()
     return failures
+
+
+def builds(points: Iterable[Point], backends: Mapping[str, BackendConfig]) -> dict[Point, tuple[str, BackendConfig]]:
+    """What is to be built for each point of a plan: a name, and the configuration with the point's options, on which
+    kernels may depend. The name is the backend's, with a number for its second and further sets of options."""
+    names: dict[tuple[Any, ...], str] = {}
+    sets: dict[str, int] = {}
+    found = {}
+    for point in points:
+        key = (point.backend, point.options)
+        if key not in names:
+            sets[point.backend] = number = sets.get(point.backend, 0) + 1
+            names[key] = point.backend if number == 1 else f"{point.backend}-{number}"
+        found[point] = names[key], replace(backends[point.backend], options=dict(point.options))
+    return found
 
 
 def _start(config: BackendConfig, scratch: Path, log: Path) -> "subprocess.Popen[bytes]":

@@ -15,7 +15,7 @@ from epcross.harness.record import Record, UnitResult
 from epcross.harness.running.job import FLOOR, GPU_FLOOR, MEASURE, SOAK, Job
 from epcross.harness.running.launch import End, JobEnd, run_job
 from epcross.harness.running.mps import MpsRefused, mps_environment
-from epcross.harness.running.prebuild import prebuild
+from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
 from epcross.harness.running.schedule import not_again, turns
 from epcross.harness.running.time_budget import TimeBudget
@@ -72,18 +72,19 @@ class Session:
         done = {(result.point_id, result.launch) for result in results}
         for item in self.plan.impossible:
             self.give_up(item.point, item.status, item.reason, done)
-        left = {p.backend for job in self.plan.jobs for p in job.points if self._is_left(p, done)}
+        built = builds(self.plan.points, self.plan.backends)
+        left = [p for job in self.plan.jobs for p in job.points if self._is_left(p, done)]
         scratch = self.run.path / "jobs"
         scratch.mkdir(exist_ok=True)
-        configs = {name: self.plan.backends[name] for name in sorted(left)}
+        configs = dict(sorted(dict(built[p] for p in left).items()))
         if configs:
-            self.log.note("prebuild", backends=sorted(left))
+            self.log.note("prebuild", backends=sorted({p.backend for p in left}))
         unbuilt = prebuild(configs, scratch, self.run.logs, tick=self.tick, stop_asked=stop_asked)
         budget = self._budget(done)
         for planned in self.plan.jobs:
             for point in planned.points:
-                if point.backend in unbuilt:
-                    self.give_up(point, Status.ERROR, unbuilt[point.backend], done, stage=Stage.START)
+                if reason := unbuilt.get(built[point][0]):
+                    self.give_up(point, Status.ERROR, reason, done, stage=Stage.START)
             if reason := stop_asked():
                 return JobEnd(end=End.CANCELLED, reason=reason)
             job = self.job(planned, done, results)

@@ -10,7 +10,7 @@ from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.record import UnitResult
-from epcross.harness.running.prebuild import prebuild
+from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.running.progress import ProgressReader, attempts
 from epcross.harness.running.seat import Seat, domains, ranks_in_words
 from epcross.harness.running.session import Session, check_room, refuse_other_code_or_machine, run_context
@@ -58,6 +58,7 @@ class Allocation:
             notes=piece,
         )
         self._facts = facts
+        self._builds = builds(self._piece.job.points, plan.backends)
         self._results: list[UnitResult] = []
 
     def orders(self) -> dict[str, Any]:
@@ -82,13 +83,14 @@ class Allocation:
         )
         done = self._done()
         launches = range(self._session.plan.timing.launches)
-        left = {p.backend for p in self._piece.job.points if any((p.point_id, n) not in done for n in launches)}
+        left = [p for p in self._piece.job.points if any((p.point_id, n) not in done for n in launches)]
         if left:
-            self._session.log.note("prebuild", backends=sorted(left))
+            self._session.log.note("prebuild", backends=sorted({p.backend for p in left}))
+        configs = {name: config.to_json() for name, config in (self._builds[p] for p in left)}
         return {
             "run": str(self._run.path),
             "piece": self._piece.name,
-            "configs": {name: self._session.plan.backends[name].to_json() for name in sorted(left)},
+            "configs": dict(sorted(configs.items())),
         }
 
     def job_file(self, unbuilt: Mapping[str, str]) -> str | None:
@@ -98,8 +100,8 @@ class Allocation:
         for point in self._piece.job.points:
             if refusal:
                 self._session.give_up(point, Status.UNAVAILABLE, refusal, done)
-            elif point.backend in unbuilt:
-                self._session.give_up(point, Status.ERROR, unbuilt[point.backend], done, stage=Stage.START)
+            elif reason := unbuilt.get(self._builds[point][0]):
+                self._session.give_up(point, Status.ERROR, reason, done, stage=Stage.START)
         self._give_up_what_never_ends(done)
         job = self._session.job(self._piece.job, done, self._results)
         if not job.turns:

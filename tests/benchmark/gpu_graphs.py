@@ -81,8 +81,8 @@ def period(pair: Callable[[], None], length: int) -> dict[str, Any]:
         torch.cuda.synchronize()
     spans = sorted(
         (event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        for event in profile.events() or []
+        if "CUDA" in str(event.device_type)
     )[:SEEN]
     line_up()
     return {

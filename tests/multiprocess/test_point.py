@@ -72,7 +72,7 @@ def test_a_prefix_is_enough_and_the_rows_stand_beside_the_stored_ones(work: Path
     assert [line[0] for line in lines] == [row.phase for row in new]
     for line, row in zip(lines, new, strict=True):
         old = [other.latency_us or 0 for other in stored if other.phase == row.phase]
-        assert [float(word) for word in line[3:6]] == pytest.approx([row.latency_us or 0, *old], rel=6e-3)
+        assert [float(word) for word in line[3:6]] == pytest.approx([row.latency_us or 0, *old], rel=6e-3, abs=6e-3)
         assert float(line[6]) == pytest.approx((row.latency_us or 0) / (sum(old) / 2), abs=0.006)
     assert "differs" not in ended.stdout
     assert open_run(run).plan["description"] == f"Point {point_id} of run {first.name} again, alone"

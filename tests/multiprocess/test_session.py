@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests._points import small_point
 
 from _spawn import config
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.planning.plan import build
 from epcross.harness.record import UnitResult
 from epcross.harness.running import session
-from epcross.harness.running.prebuild import prebuild
+from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import owner_of, release, write_unit
 from epcross.harness.terms import Status
@@ -29,6 +30,17 @@ def test_each_backend_is_built_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert failures["broken"].startswith("building it ahead failed: ")
     assert "libfancy.so.3: cannot open shared object file" in failures["broken"]
     assert failures["lost"] == "its interpreter /nonexistent/python cannot be started: No such file or directory"
+
+
+def test_a_backend_is_built_with_the_options_of_its_points() -> None:
+    plain, other = (replace(small_point(), backend=name) for name in ("fixed", "other"))
+    tuned = replace(plain, options=(("chunk", 4),))
+    again = replace(tuned, tokens_per_rank=9, tokens=(9, 9))
+    backends = {"fixed": config("fixed"), "other": config("other")}
+    found = builds([plain, tuned, other, again], backends)
+    assert [found[point][0] for point in (plain, tuned, other, again)] == ["fixed", "fixed-2", "other", "fixed-2"]
+    assert [found[point][1].options for point in (plain, tuned)] == [dict(plain.options), {"chunk": 4}]
+    assert found[tuned][1].target == backends["fixed"].target
 
 
 def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def test_products_on_blackwell() -> None:
 
 def test_the_index() -> None:
     constants = {
-        "E": 32, "E_PAD": 32, "K": 8, "K_PAD": 8, "ROWS": 64, "BLOCK_T": 16, "COLUMN_BLOCKS": 16, "MAX_SPLITS": 8, "BALANCE": True,
-        "TWO_SETS": True, "HAS_HEADERS": True, "HAS_LIMIT": False, "PDL": True,
+        "E": 32, "E_PAD": 32, "K": 8, "K_PAD": 8, "ROWS": 64, "BLOCK_T": 16, "COLUMN_BLOCKS": 16, "MAX_SPLITS": 8,
+        "BALANCE": True, "TWO_SETS": True, "HAS_HEADERS": True, "HAS_LIMIT": False, "PDL": True,
     }  # fmt: skip
     made = compiled(index_kernel, constants, False, 90, num_warps=4)
     assert "atom" in made.asm["ptx"]
