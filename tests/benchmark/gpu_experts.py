@@ -209,7 +209,7 @@ def kernels_us(work: Any, times: int) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         work()
         torch.cuda.synchronize()
-    found = [event for event in seen.events() if event.device_time_total > 0]
+    found = [event for event in (seen.events() or []) if event.device_time_total > 0]
     found.sort(key=lambda event: event.time_range.start)
     spans: dict[str, list[float]] = {}
     for event in found:
