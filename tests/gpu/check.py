@@ -25,7 +25,7 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
-    experts     tests/gpu/test_experts.py, then tests/benchmark/gpu_experts.py with EXPERT_WORDS, about 4 minutes
+    experts     bits of fp8 sums, tests/gpu/test_experts.py, tests/benchmark/gpu_experts.py with EXPERT_WORDS: 6 minutes
     experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise
     layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
     layer_smoke sweeps/layer_smoke.yaml          every layer once, two GPUs                   about 8 minutes
@@ -130,6 +130,7 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "peers_entry": [sweep("baselines_nvlink", "regime=entry", "timing.wall_limit_s=120")],
         "peers_mps": [sweep("baselines_mps")],
         "experts": [
+            [*python, "tests/benchmark/gpu_fp8_bits.py", "--json", str(out / "fp8_bits.json")],
             [*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"],
             [
                 *python,
