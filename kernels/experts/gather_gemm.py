@@ -34,6 +34,15 @@ class Tiles:
     balance: int = 0  # 1: GEMM1's sums are shared so that the last turn of the programs is full, not by powers of two
 
 
+_BLOCKS, _WARPS, _COUNTS = (16, 32, 64, 128), (4, 8), tuple(range(1, 17))
+ALLOWED: dict[str, tuple[int, ...]] = {
+    "block_t": _BLOCKS, "block_n": _BLOCKS, "stages": _COUNTS, "warps": _WARPS, "per_sm": _COUNTS,
+    "down_block_n": _BLOCKS, "down_stages": _COUNTS, "down_warps": _WARPS, "down_per_sm": _COUNTS,
+    "prefetch": (128, 256, 512, 1024, 2048), "balance": (1,),
+}  # fmt: skip
+"""What each field of `Tiles` may be, beside 0, its default: tiles divide 128, and warps in fours make a product."""
+
+
 def default_tiles(shape: ExpertShape) -> Tiles:
     """By how many pairs an expert is expected to have: a tile that holds them, so that weights are read once."""
     expected = shape.expected_rows_per_expert or max(1, shape.selections_bound // (4 * shape.num_local_experts))
@@ -71,6 +80,9 @@ class GatherGemm(ExpertCompute):
             return found[0]
         if layout is not Layout.RANK_MAJOR:
             return f"reads rank-major rows in place, not {layout} ones"
+        for name, value in self._asked.items():
+            if value not in ALLOWED[name]:
+                return f"{name}={value} must be one of {', '.join(map(str, ALLOWED[name]))}, or 0 for its default"
         if (shape.row_format, shape.weight_format) not in _PAIRS:
             return (
                 f"serves bf16 rows with bf16 weights and fp8 with fp8, not {shape.row_format} rows with"

@@ -99,3 +99,15 @@ def test_gather_gemm_says_what_its_index_cannot_hold() -> None:
     shape = shape_of(RowFormat.BF16, BF16, capacity_rows=1 << 24)
     assert "32-bit index" in (GatherGemm().unsupported(shape, Layout.RANK_MAJOR) or "")
     assert torch.iinfo(torch.int32).max < (1 << 24) * 128
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("block_t", -3), ("block_t", 48), ("warps", 5), ("stages", 40), ("balance", 2), ("prefetch", 7)],
+)
+def test_tiles_that_cannot_be_are_refused_by_name(option: str, value: int) -> None:
+    shape = shape_of(RowFormat.BF16, WeightFormat.BF16)
+    assert GatherGemm(**{option: 0}).unsupported(shape, Layout.RANK_MAJOR) is None
+    said = GatherGemm(**{option: value}).unsupported(shape, Layout.RANK_MAJOR) or ""
+    assert said.startswith(f"{option}={value} must be one of ")
+    assert said.endswith(", or 0 for its default")
