@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,8 +11,7 @@ from epcross.harness.backends.gpu import DeviceReceived, GpuBackend, InPlace, La
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
 from epcross.kernels.formats import RowSize, row_size
-from epcross.kernels.onesided.agreement import AUTO, protocols_of, shape_of, unavailable
-from epcross.kernels.onesided.crossover import Crossovers, NoCrossover
+from epcross.kernels.onesided.agreement import protocols_of, shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
 from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
 
@@ -304,44 +302,6 @@ class OneSidedSentinel(OneSided):
         Phase.COMBINE: _COMBINE | {Boundary.REARM},
         Phase.ROUND_TRIP: _DISPATCH | _COMBINE | {Boundary.REARM},
     }
-
-
-class OneSidedAuto(OneSided):
-    """Whichever of the two was measured to be faster at so many tokens on such a machine, by a stored crossover."""
-
-    name = "onesided_auto"
-    protocol = AUTO
-    boundary = OneSidedSentinel.boundary  # the wider one: Fence has nothing to arm
-
-    @classmethod
-    def option_defaults(cls) -> Mapping[str, Scalar]:
-        """`crossover` is the file that `epcross crossover RUN --save FILE` wrote; there is no other default."""
-        return {**super().option_defaults(), "crossover": ""}
-
-    def unavailable(self) -> str | None:
-        """As the others; or no crossover was given, or it cannot be read."""
-        if why := super().unavailable():
-            return why
-        path = str(self.options["crossover"])
-        if not path:
-            return (
-                "nobody said which protocol is faster here: measure both (sweep=onesided_nvlink), write the crossover "
-                "with `epcross crossover RUN --save FILE`, and give it as backend.options.crossover=FILE"
-            )
-        try:
-            Crossovers.load(path)
-        except NoCrossover as error:
-            return str(error)
-        return None
-
-    def describe(self) -> Description:
-        """See `Backend`. Says which protocol the tokens of the point chose, and by which file."""
-        told = super().describe()
-        chosen = f"{self._opened().protocol} by {self.options['crossover']}"
-        return replace(told, algorithm=f"{chosen}; {told.algorithm}")
-
-    def _more(self) -> dict[str, Any]:
-        return {"crossover": str(self.options["crossover"])}
 
 
 def _shape(point: Point) -> Shape:

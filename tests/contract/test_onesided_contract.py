@@ -7,7 +7,8 @@ from tests._points import small_point
 from tests.contract.threads import on_ranks
 
 from epcross.harness.backends import onesided
-from epcross.harness.backends.onesided import OneSidedAuto, OneSidedFence, OneSidedSentinel
+from epcross.harness.backends.onesided import OneSidedFence, OneSidedSentinel
+from epcross.harness.backends.onesided_auto import OneSidedAuto
 from epcross.harness.point import Placement
 from epcross.harness.terms import Domain, PlacementKind, RowFormat, Sharing
 from epcross.harness.verification.contract import cases, run_case
