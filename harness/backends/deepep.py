@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Group, Reduction, Shard
-from epcross.harness.backends.device_inputs import DeviceInputs, device_inputs
+from epcross.harness.backends.device_inputs import DeviceInputs, OwnedByLibrary, device_inputs
 from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.point import Point
 from epcross.harness.terms import Domain, GraphSupport
@@ -95,3 +95,35 @@ class DeepEP(GpuBackend):
             vendor.synchronize()
             self._group.barrier()
             buffer.destroy()
+
+
+class DeepEPInSequence(DeepEP):
+    """Those that leave rows in one sequence, and whose combine makes a tensor of its own."""
+
+    _partials: "list[Tensor]"
+    _out: OwnedByLibrary
+
+    def make_partials(self, rows: int) -> None:
+        """Room for what experts return for so many rows, and nothing returned yet."""
+        self._partials = [self.zeros(rows, self._hidden) for _ in self._inputs]
+        self._out = OwnedByLibrary()
+
+    def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
+        """See `GpuBackend`. In the order of rows, hence a buffer for each set."""
+        self._partials[set_index][: len(partials[0])] = partials[0]
+
+    def combined_ranks(self, set_index: int) -> "list[Tensor]":
+        """See `GpuBackend`."""
+        vendor.synchronize()
+        return [self._out.get(set_index)]
+
+    def poison(self) -> None:
+        """See `Backend`."""
+        self._out.poison()
+
+    def close(self) -> None:
+        """See `DeepEP`."""
+        if self._buffer is not None:
+            self._out.clear()
+            self._landed = None
+        super().close()

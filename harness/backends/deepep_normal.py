@@ -4,20 +4,16 @@ The layout step is a call of its own and lies inside the window, as an engine pa
 `num_worst_tokens` the receive tensors have room for every token of every rank and the host waits for nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Description
-from epcross.harness.backends.deepep import REBUILDS, DeepEP
-from epcross.harness.backends.device_inputs import OwnedByLibrary
+from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_received
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, RowFormat
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RANKS = (2, 4, 8)
 """Sizes that its kernels for one node are compiled for."""
@@ -26,7 +22,7 @@ CHUNK_TOKENS = 256  # received tokens that a queue of the default configuration 
 BESIDE_ROW_BYTES = 128 * (8 + 4) + 75 * 4  # ids, weights and scales beside each, at the library's own upper limits
 
 
-class DeepEPNormal(DeepEP):
+class DeepEPNormal(DeepEPInSequence):
     """Intranode, worst-case receive tensors."""
 
     name = "deepep_normal"
@@ -73,8 +69,7 @@ class DeepEPNormal(DeepEP):
         self._bytes = max(config.get_nvl_buffer_size_hint(2 * self._hidden, ranks) for config in self._configs)
         self._buffer = deep_ep.Buffer(torch_group, self._bytes, 0, explicitly_destroy=True)
         self._worst = self._capacity * ranks
-        self._partials = [self.zeros(self._worst, self._hidden) for _ in self._inputs]
-        self._out = OwnedByLibrary()
+        self.make_partials(self._worst)
 
     def dispatch(self, set_index: int) -> None:
         """See `Backend`."""
@@ -115,23 +110,10 @@ class DeepEPNormal(DeepEP):
             )
         ]
 
-    def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
-        """See `GpuBackend`. In the order of rows, hence a buffer for each set."""
-        self._partials[set_index][: len(partials[0])] = partials[0]
-
     def combine(self, set_index: int) -> None:
         """See `Backend`."""
         sums, _, _ = self._buffer.combine(self._partials[set_index], handle=self._landed[4], config=self._configs[1])
         self._out.put(set_index, sums, captured=vendor.capturing())
-
-    def combined_ranks(self, set_index: int) -> "list[Tensor]":
-        """See `GpuBackend`."""
-        vendor.synchronize()
-        return [self._out.get(set_index)]
-
-    def poison(self) -> None:
-        """See `Backend`."""
-        self._out.poison()
 
     def describe(self) -> Description:
         """See `Backend`."""
@@ -143,10 +125,3 @@ class DeepEPNormal(DeepEP):
             num_sms=vendor.integer(self.options["num_sms"]),
             libraries=self.libraries(),
         )
-
-    def close(self) -> None:
-        """See `Backend`."""
-        if self._buffer is not None:
-            self._out.clear()
-            self._landed = None
-        super().close()

@@ -5,22 +5,18 @@ ranks' partials. Without a sync of the host the receive tensors have room for ev
 of rows that count is on the GPU.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Description
-from epcross.harness.backends.deepep import REBUILDS, DeepEP
-from epcross.harness.backends.device_inputs import OwnedByLibrary
+from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_received
 from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, RowFormat
 from epcross.kernels.formats import row_size
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ALIGN_BYTES = 2 << 20  # buffers are multiples of this
 _DISPATCH_TAKES = (
@@ -29,7 +25,7 @@ _DISPATCH_TAKES = (
 )
 
 
-class DeepEPV2(DeepEP):
+class DeepEPV2(DeepEPInSequence):
     """Non-expanded layout, no sync of the host."""
 
     name = "deepep_v2"
@@ -93,9 +89,7 @@ class DeepEPV2(DeepEP):
                 f"DeepEP sees {self._buffer.num_scaleup_ranks} of {point.ep_size} ranks in this NVLink domain and "
                 "would send to the others over RDMA: that is another exchange than the one asked for"
             )
-        rows = self._capacity * point.ep_size
-        self._partials = [self.zeros(rows, self._hidden) for _ in self._inputs]
-        self._out = OwnedByLibrary()
+        self.make_partials(self._capacity * point.ep_size)
 
     def dispatch(self, set_index: int) -> None:
         """See `Backend`."""
@@ -132,23 +126,10 @@ class DeepEPV2(DeepEP):
             )
         ]
 
-    def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
-        """See `GpuBackend`. In the order of rows, hence a buffer for each set."""
-        self._partials[set_index][: len(partials[0])] = partials[0]
-
     def combine(self, set_index: int) -> None:
         """See `Backend`."""
         sums, _, _ = self._buffer.combine(self._partials[set_index], handle=self._landed[3])
         self._out.put(set_index, sums, captured=vendor.capturing())
-
-    def combined_ranks(self, set_index: int) -> "list[Tensor]":
-        """See `GpuBackend`."""
-        vendor.synchronize()
-        return [self._out.get(set_index)]
-
-    def poison(self) -> None:
-        """See `Backend`."""
-        self._out.poison()
 
     def describe(self) -> Description:
         """See `Backend`."""
@@ -161,10 +142,3 @@ class DeepEPV2(DeepEP):
             num_sms=0 if self._landed is None else self._landed[3].num_sms,
             libraries=self.libraries(),
         )
-
-    def close(self) -> None:
-        """See `Backend`."""
-        if self._buffer is not None:
-            self._out.clear()
-            self._landed = None
-        super().close()

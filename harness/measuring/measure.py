@@ -304,11 +304,13 @@ class UnitSession:
 
     def layer_fields(self) -> dict[str, Any]:
         """What is known of a layer's experts; nothing of an exchange. Collective."""
-        from epcross.harness.measuring.expert_fields import expert_fields
-
         if not isinstance(self.backend, LayerBackend):
             return {}
-        worst = getattr(self.ranks, "worst_ratio", 0.0)
+        from epcross.harness.measuring.expert_fields import expert_fields
+        from epcross.harness.verification.layer_ranks import LayerRanks
+
+        assert isinstance(self.ranks, LayerRanks)
+        worst = self.ranks.worst_ratio
         told = self.backend.compute_description()
         return {
             **expert_fields(self.point, self.ids),

@@ -263,10 +263,11 @@ def _impossible(
             reason = "this host is one domain, and scope=scale_out spans several; take launcher=slurm"
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
             continue
-        if key not in absent:  # an option may name a file that is not there
+        asked = (point.backend, point.options, point.compute)  # an option may name a file that is not there
+        if asked not in absent:
             config = replace(configs[point.backend], options=dict(point.options))
-            absent[key] = loader.unavailable(config, point.compute) if here else None
-        reason = absent[key]
+            absent[asked] = loader.unavailable(config, point.compute) if here else None
+        reason = absent[asked]
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
     return found

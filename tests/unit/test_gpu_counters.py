@@ -1,22 +1,17 @@
 """The script that reads the GPU's counters: what it asks for and what it makes of Nsight Compute's table."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests._scripts import load
 
 SCRIPT = Path(__file__).parents[1] / "benchmark" / "gpu_counters.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu_counters", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPT)
 
 
 def printed(script: Any) -> str:

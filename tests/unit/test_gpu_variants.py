@@ -1,11 +1,11 @@
 """The script that measures variants: what it prints and takes, and that its blocks leave room, without a GPU."""
 
 import argparse
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests._scripts import load
 
 pytest.importorskip("torch", reason="torch is not installed, which the script is made of")
 
@@ -16,12 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "benchmark" / "gpu_variants.py"
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu_variants", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPT)
 
 
 def test_a_table_has_a_line_for_each_number_of_threads_and_marks_the_least(script: Any) -> None:
