@@ -124,7 +124,7 @@ class FlashInfer(GpuBackend):
         vendor.synchronize()
         landed, point = self._landed, self._point
         self._at = (local_ids(point, self._rank, landed.topk_ids) >= 0).any(dim=1).nonzero()[:, 0]
-        source = self._at.div(landed.tokens_per_rank, rounding_mode="floor")
+        source = self.sources(landed.tokens_per_rank)
         ids, weights = landed.topk_ids[self._at], landed.topk_weights[self._at]
         rows = landed.hidden_states[self._at]
         scales = None if landed.hidden_states_scale is None else landed.hidden_states_scale[self._at]
@@ -142,6 +142,10 @@ class FlashInfer(GpuBackend):
                 scales=scales,
             )
         ]
+
+    def sources(self, tokens_per_rank: int) -> "Tensor | None":
+        """Who sent the rows at `self._at`, [N]; None where the place of a row does not tell."""
+        return self._at.div(tokens_per_rank, rounding_mode="floor")
 
     def combined_ranks(self, set_index: int) -> "list[Tensor]":
         """See `GpuBackend`."""

@@ -69,6 +69,11 @@ class FlashInferTwoSided(FlashInfer):
         self._partials = [torch.zeros(shape, dtype=torch.bfloat16, device=self._device) for _ in self._inputs]
         return NVLinkTwoSidedConfig()
 
+    def sources(self, tokens_per_rank: int) -> "Tensor | None":
+        """See `FlashInfer`. Rows of all sources lie one after another without gaps (csrc/nvlink_two_sided_prepare.cu of
+        0.7.4 adds up counts of rows), so a source begins where those before it end."""
+        return None
+
     def stage_ranks(self, set_index: int, partials: "Sequence[Tensor]") -> None:
         """See `GpuBackend`. Where rows lie follows the routing, hence a buffer for each set."""
         self._partials[set_index][self._at] = partials[0].to(self._device)

@@ -52,7 +52,9 @@ def mps_environment(probe: Probe | None = None, *, ask: Ask | None = None) -> It
     folder = Path(tempfile.mkdtemp(prefix="epcross-mps-"))  # short: a socket's path may have 107 bytes
     own = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
     try:
-        _start(program, {**variables, **own}, folder, ask)
+        # a daemon that sees some GPUs numbers them anew, and clients would count among those again: `1` of one is none
+        seen = {name: value for name, value in variables.items() if name != "CUDA_VISIBLE_DEVICES"}
+        _start(program, {**seen, **own}, folder, ask)
         try:
             yield {**own, **OVERLAP}
         finally:

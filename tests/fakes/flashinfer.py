@@ -1,4 +1,5 @@
-"""`flashinfer.moe_ep` of 0.7.4 as documented: rank-major rows, ids of padding invalid, partials summed over ranks."""
+"""`flashinfer.moe_ep` of 0.7.4: rank-major rows, ids of padding invalid, partials summed over ranks. One-sided, each
+source has room for as many rows as a rank has tokens; two-sided, rows lie without gaps, as its kernels place them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -54,6 +55,7 @@ class Communication:
     """What both backends have in common."""
 
     fault = ""
+    gaps = True
 
     def __init__(self, bootstrap: BootstrapConfig, params: MoEEpCommParams, config: Any) -> None:
         self.group, self.params, self.config = bootstrap.process_group, params, config
@@ -86,16 +88,18 @@ class Communication:
         ids = torch.full((self.ranks * each, top_k), self.params.invalid_expert_id, dtype=torch.int32)
         weights = garbage(self.ranks * each, top_k, dtype=torch.float32)
         places: dict[tuple[int, int], int] = {}
+        first = 0
         for source, (of_rows, of_scales, of_ids, of_weights) in enumerate(given):
             tokens = chosen(of_ids, self.me, self.per_rank)
             for n, i in enumerate(scrambled(len(tokens))):
-                at, token = source * each + n, tokens[i]
+                at, token = first + n, tokens[i]
                 rows[at], ids[at], weights[at] = of_rows[token], of_ids[token], of_weights[token]
                 if scales is not None:
                     scales[at] = of_scales[token]
                 places[source, token] = at
             if self.fault == "unsanitised" and len(tokens) < each:
-                ids[source * each + len(tokens)] = self.me * self.per_rank
+                ids[first + len(tokens)] = self.me * self.per_rank
+            first += each if self.gaps else len(tokens)
         self._round = {"lamport": self.fault != "fence_instead" and bool(getattr(self.config, "lamport", False))}
         self._routing = topk_ids, places
         return SimpleNamespace(
@@ -134,7 +138,7 @@ class NVLinkOneSidedAlltoAll(Communication):
 
 
 class NVLinkTwoSidedAlltoAll(Communication):
-    pass
+    gaps = False
 
 
 def install_flashinfer(monkeypatch: Any, fault: str = "") -> None:

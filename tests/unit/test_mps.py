@@ -11,7 +11,7 @@ from epcross.harness.storing.probe import Probe
 
 DAEMON = """\
 #!/bin/sh
-[ "$1" = -d ] && { echo "$CUDA_MPS_PIPE_DIRECTORY" >>LOG; exit CODE; }
+[ "$1" = -d ] && { echo "$CUDA_MPS_PIPE_DIRECTORY${CUDA_VISIBLE_DEVICES+ sees some GPUs}" >>LOG; exit CODE; }
 exit 1
 """
 
@@ -39,12 +39,12 @@ class Daemon:
         return "" if word == "get_server_list" else "bye"
 
 
-def installed(tmp_path: Path, code: int = 0) -> Machine:
+def installed(tmp_path: Path, code: int = 0, **variables: str) -> Machine:
     program = tmp_path / "bin" / mps.CONTROL
     program.parent.mkdir()
     program.write_text(DAEMON.replace("LOG", str(tmp_path / "log")).replace("CODE", str(code)))
     program.chmod(0o755)
-    return Machine(PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    return Machine(PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}", **variables)
 
 
 def test_a_daemon_that_runs_is_used_and_left_alone(tmp_path: Path) -> None:
@@ -65,6 +65,11 @@ def test_one_is_started_in_a_folder_of_its_own_and_ended(tmp_path: Path) -> None
         assert ("quit", folder) not in daemon.asked
     assert daemon.asked[-1] == ("quit", folder)
     assert not Path(folder).exists()
+
+
+def test_the_daemon_sees_every_gpu_since_its_clients_choose_among_those_it_sees(tmp_path: Path) -> None:
+    with mps.mps_environment(installed(tmp_path, CUDA_VISIBLE_DEVICES="1"), ask=Daemon()) as environment:
+        assert (tmp_path / "log").read_text() == f"{environment['CUDA_MPS_PIPE_DIRECTORY']}\n"
 
 
 def test_without_mps_there_is_a_sentence() -> None:
