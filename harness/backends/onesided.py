@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowForm
 from epcross.kernels.formats import RowSize, row_size
 from epcross.kernels.onesided.agreement import protocols_of, shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
+from epcross.kernels.onesided.inputs import Options, option_problems, slot_problems
 from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
@@ -48,14 +50,10 @@ class OneSided(GpuBackend):
         problems = []
         if point.combine_format is not RowFormat.BF16:
             problems.append(f"{self.name} adds bf16 partials; combine_format={point.combine_format} is not one")
+        problems += slot_problems(point.placement.num_slots, point.model.top_k)
         if point.sharing is Sharing.ONE_LAUNCH and point.ep_size > MAX_LOCAL_RANKS:
             problems.append(f"one launch serves at most {MAX_LOCAL_RANKS} ranks, not ep_size={point.ep_size}")
-        if point.model.top_k > point.placement.num_slots:
-            problems.append(f"top_k={point.model.top_k} is above num_slots={point.placement.num_slots}")
-        if not _number(self.options["timeout_s"]) > 0:
-            problems.append(f"every wait is bounded: timeout_s={self.options['timeout_s']} must be above 0")
-        if _number(self.options["num_sms"]) < 0:
-            problems.append(f"num_sms={self.options['num_sms']} must be 0 (no bound) or more")
+        problems += option_problems(replace(self._options(point), local_ranks=1))  # their number was judged above
         try:
             needed = self.workspace_bytes(point) * _sharers(point)
         except ValueError as error:
@@ -90,7 +88,7 @@ class OneSided(GpuBackend):
         self._first, self._local = shards[0].rank, len(shards)
         self._counts = [point.tokens[shard.rank] for shard in shards]
         self._size: RowSize = row_size(point.dispatch_format, point.model.hidden)
-        num_sms = int(_number(self.options["num_sms"]))
+        options = self._options(point)
         torch.cuda.empty_cache()  # what torch keeps of earlier points is free memory, too
         self._group = group.torch("gloo") if group.size > 1 else None
         self._exchange = OneSidedAllToAll(
@@ -103,10 +101,10 @@ class OneSided(GpuBackend):
             protocol=self.protocol,
             placement=shards[0].slot_rank.tolist(),
             local_ranks=self._local,
-            ranks_per_gpu=group.size if point.sharing is Sharing.PROCESSES else 1,
-            timeout_s=_number(self.options["timeout_s"]),
-            num_sms=num_sms or None,
-            programmatic_launch=bool(self.options["programmatic_launch"]),
+            ranks_per_gpu=options.ranks_per_gpu,
+            timeout_s=options.timeout_s,
+            num_sms=options.num_sms,
+            programmatic_launch=options.programmatic_launch,
             **self._more(),
         )
         # a dropped selection (-1) indexes the last entry: a rank that does not exist
@@ -118,6 +116,17 @@ class OneSided(GpuBackend):
         self._arrived: dict[int, list[tuple[Tensor, ...]]] = {}  # source and token of each row, sources ascending
         for index in range(len(shards[0].batches)):
             self.refill_ranks(index, [shard.batches[index] for shard in shards])
+
+    def _options(self, point: Point) -> Options:
+        num_sms = self.options["num_sms"]
+        assert isinstance(num_sms, int)
+        return Options(
+            local_ranks=point.ep_size if point.sharing is Sharing.ONE_LAUNCH else 1,
+            ranks_per_gpu=point.ep_size if point.sharing is Sharing.PROCESSES else 1,
+            timeout_s=_number(self.options["timeout_s"]),
+            num_sms=num_sms or None,  # 0: no bound
+            programmatic_launch=bool(self.options["programmatic_launch"]),
+        )
 
     def _more(self) -> dict[str, Any]:
         """Arguments of the exchange beside those that all protocols take."""

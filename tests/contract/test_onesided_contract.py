@@ -110,6 +110,8 @@ def test_what_ran_is_described():
         ({"combine_format": RowFormat.FP8}, "combine_format=fp8"),
         ({"top_k": 17, "experts": 32}, "top_k=17 must be 1 to 16"),
         ({"hidden": 67}, "hidden=67 must be a multiple of 8"),
+        ({"experts": 4100}, "4100 slots are above 4096"),
+        ({"top_k": 9, "experts": 8}, "top_k=9 is above the number of slots 8"),
     ],
 )
 def test_limits_are_sentences(change, words):
@@ -129,7 +131,7 @@ def test_one_launch_has_so_many_ranks_and_no_more():
     assert f"at most {MAX_LOCAL_RANKS} ranks" in reason
 
 
-@pytest.mark.parametrize(("name", "value"), [("timeout_s", 0.0), ("num_sms", -1)])
+@pytest.mark.parametrize(("name", "value"), [("timeout_s", 0.0), ("timeout_s", 3601.0), ("num_sms", -1)])
 def test_options_that_mean_nothing_are_refused(name, value):
     reason = backend(**{name: value}).unsupported(shared(small_point()))
     assert reason is not None
