@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch", reason="needs torch (make torch)")
 from _files_group import FilesGroup  # noqa: E402
 from _ranks import run_ranks  # noqa: E402
 
-from epcross.kernels.errors import InvalidArguments  # noqa: E402
+from epcross.kernels.errors import DoesNotFit, InvalidArguments, NotOneDomain  # noqa: E402
 from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
+from epcross.kernels.onesided.buffers import Transport, Workspaces  # noqa: E402
 
 
 def refused(group: FilesGroup, folder: str, *asked: dict[str, Any]) -> tuple[str, ...]:
@@ -58,3 +59,60 @@ def test_arguments_of_a_wrong_kind_on_one_rank_leave_no_rank_waiting(tmp_path: P
         "rank 1 has ranks_per_gpu=1 and rank 0 ranks_per_gpu=2: it must be the same on every rank",
     ):
         assert said in first
+
+
+def mapped(group: FilesGroup, folder: str, failing: str) -> list[str]:
+    """What this rank is told, and what steps it took, when one fails on rank 1; memory of the CPU stands in."""
+    from torch import distributed
+    from torch.distributed import _symmetric_memory as symmetric
+
+    went = []
+
+    def step(name: str) -> Any:
+        def run(*_: Any, **__: Any) -> Any:
+            went.append(name)
+            if name == failing and group.rank == 1:
+                raise RuntimeError("CUDA driver error: out of memory")
+            return torch.zeros(256, dtype=torch.uint8)
+
+        return run
+
+    symmetric.empty, symmetric.rendezvous = step("empty"), step("rendezvous")  # type: ignore[assignment]
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=group.rank, world_size=group.size
+    )
+    world = distributed.group.WORLD
+    assert world is not None
+    try:
+        with pytest.raises((DoesNotFit, NotOneDomain)) as caught:
+            Workspaces(world, torch.device("cpu"), bytes_per_rank=128, local_ranks=2, transport=Transport.POSIX_FD)
+        return [type(caught.value).__name__, str(caught.value), *went]
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "words"),
+    [
+        (
+            "empty",
+            "DoesNotFit",
+            "rank 1 cannot allocate 256 bytes for its workspaces, which were free: lower max_tokens",
+        ),
+        (
+            "rendezvous",
+            "NotOneDomain",
+            "rank 1 cannot map the workspaces of its peers (posix_fd): ranks must be of one",
+        ),
+    ],
+)
+def test_memory_that_one_rank_cannot_have_is_every_ranks_error(
+    failing: str, error: str, words: str, tmp_path: Path
+) -> None:
+    first, second = run_ranks(2, mapped, str(tmp_path), failing)
+    assert first == second
+    kind, sentence, *went = first
+    assert kind == error
+    assert sentence.startswith(words)
+    assert sentence.endswith(": CUDA driver error: out of memory")
+    assert went == (["empty"] if failing == "empty" else ["empty", "rendezvous"])

@@ -73,6 +73,19 @@ def test_every_problem_is_said_at_once() -> None:
     ]
 
 
+def test_dense_is_what_torch_calls_contiguous() -> None:
+    shape = shape_of(ep_size=4, max_tokens_per_rank=8, top_k=1, hidden=64, dispatch_format="bf16")
+    of = Expected(shape=shape, local_ranks=1, num_slots=16, bf16_rows=True, device=torch.device("cpu"))
+    dense = torch.zeros(1, 5, dtype=torch.int32).T
+    assert (dense.stride(), dense.is_contiguous()) == ((1, 5), True)
+    apart = torch.zeros(5, 2, dtype=torch.int32)[:, :1]
+    given = arguments(5) | {"weights": torch.zeros(5, 1)}
+    assert problems(of, (5,), **given | {"ids": dense}) == []
+    assert problems(of, (5,), **given | {"ids": apart}) == [
+        "ids has strides [2, 1]: the values of a local rank must be contiguous"
+    ]
+
+
 def test_a_format_with_scales_needs_them_and_takes_bytes_only() -> None:
     assert problems(expected("nvfp4"), (5,), **arguments(5)) == [
         "rows is torch.bfloat16 and must be torch.uint8",
