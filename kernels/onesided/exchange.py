@@ -134,8 +134,9 @@ class OneSidedAllToAll:
             scales: uint8 [T, scale_bytes], padded to a multiple of 16 bytes; none for bf16.
             tokens: tokens of this rank, or of each local rank; None = T.
             group_tokens: most tokens of any rank of the group in this round, the same on every rank: decides the grid,
-                and the protocol if that is "auto" (a change is collective, waits for the device and arms the workspaces
-                anew, and cannot be captured). None = max_tokens_per_rank.
+                and the protocol if that is "auto". A change of protocol is collective, waits for the device, arms the
+                workspaces anew and cannot be captured; views and graphs of before hold again once `protocol` is again
+                what it was. None = max_tokens_per_rank.
             check_ids: look at the ids, which waits for the device.
 
         Raises:
@@ -187,7 +188,10 @@ class OneSidedAllToAll:
         self._counts = None
 
     def combine_buffer(self) -> "torch.Tensor":
-        """bf16 [ep, C, hidden] ([V, ep, C, hidden]): where experts write the partial of (source rank, its token)."""
+        """bf16 [ep, C, hidden] ([V, ep, C, hidden]): where experts write the partial of (source rank, its token).
+
+        With "auto" it lies elsewhere for each protocol: ask after each dispatch.
+        """
         return self._opened().views.partials
 
     def landing_sets(self) -> tuple[Landing, ...]:
