@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (make torch)")
 
 from epcross.kernels.errors import InvalidArguments  # noqa: E402
-from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
+from epcross.kernels.onesided import OneSidedAllToAll, agreement  # noqa: E402
 from epcross.kernels.onesided.agreement import shape_of  # noqa: E402
 from epcross.kernels.onesided.inputs import (  # noqa: E402
     Expected,
@@ -260,6 +260,15 @@ def test_every_argument_of_a_wrong_kind_is_a_sentence_and_only_one(wrong: dict[s
     with pytest.raises(InvalidArguments) as caught:
         OneSidedAllToAll(None, **good | wrong)
     assert set(caught.value.problems) == {problem, ABSENT}
+
+
+def test_the_gpu_that_is_meant_is_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("is_available", True), ("device_count", 2), ("current_device", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    for asked, meant in ((None, second), ("cuda", second), (0, first), ("cuda:0", first), (second, second)):
+        assert agreement._device(asked) == (meant, [])  # pyright: ignore[reportArgumentType]
+    assert agreement._device(2) == (second, ["device=2 is not one of the 2 GPUs here: give 0 to 1"])
 
 
 def test_a_group_of_others_is_refused() -> None:
