@@ -15,7 +15,7 @@ from epcross.kernels.formats import RowSize, row_size
 from epcross.kernels.onesided.agreement import protocols_of, shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
 from epcross.kernels.onesided.inputs import Options, option_problems, slot_problems
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, VECTOR_BYTES, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -272,11 +272,20 @@ class OneSided(GpuBackend):
                 dist.destroy_process_group(group)  # type: ignore[arg-type]
 
     def _protocol_bytes(self) -> int:
-        """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
-        received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
-        tokens = max(self._counts, default=0)
+        """What the rank here that writes most does in a round besides rows, scales, ids, weights, partials and sums; of
+        set 0."""
         at = layout(self._opened().protocol, _shape(self._point))
-        return sent_bytes(at, tokens=tokens, rows=received) + own_bytes(at, tokens=tokens, rows=received)
+        found = []
+        for local, tokens in enumerate(self._counts):
+            rank = self._first + local
+            reached = self._slot_rank[self._of_rank(self._inputs[0]["ids"], local)[:tokens].long()]
+            sent = [int((reached == to).any(dim=-1).sum()) for to in range(self._point.ep_size)]
+            returned = received = sum(sent) - sent[rank]
+            if arrived := self._arrived.get(0):  # else, in a layer, nobody asked: as many, on average
+                received = int((arrived[local][0] != rank).sum())
+            own = own_bytes(at, tokens=tokens, received=received, returned=returned)
+            found.append(sent_bytes(at, tokens=tokens, rows=sum(sent)) + own)
+        return max(found)
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
         return tensor if self._local == 1 else tensor[local]
@@ -327,18 +336,22 @@ def sent_bytes(at: Layout, *, tokens: int, rows: int) -> int:
     """What a rank with `tokens` tokens stores to all ranks in a round besides rows, scales, ids, weights and partials,
     if `rows` go out: headers, padding, flags. What is for other ranks crosses the links, and is not in `wire_bytes`."""
     shape = at.shape
-    headers = 8 * shape.ep_size * tokens  # one for every (token, rank), sent or not
+    headers = 8 * shape.ep_size * max(tokens, 1)  # one for every (token, rank), sent or not; that of token 0 always
     padding = rows * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
     flags = 2 * 8 * shape.ep_size if at.protocol is Protocol.FENCE else 0  # one for each peer and direction, at least
     return headers + padding + flags
 
 
-def own_bytes(at: Layout, *, tokens: int, rows: int) -> int:
-    """What a rank stores to its own memory in a round besides what it receives: armed words. Crosses no link."""
+def own_bytes(at: Layout, *, tokens: int, received: int, returned: int) -> int:
+    """What a rank with `tokens` tokens stores to its own memory in a round besides what it receives: where each token
+    went, and armed words in place of the `received` records and `returned` partials of other ranks. Crosses no link.
+
+    Without the bitmaps of words that were escaped: those depend on the payload, and are few.
+    """
+    sent = 4 * at.shape.ep_size * tokens
     if at.protocol is Protocol.FENCE:
-        return 0
-    records = rows * (16 * at.shape.record_vectors + at.escape_stride + 16 * at.shape.partial_vectors)
-    return 8 * at.shape.ep_size * tokens + records
+        return sent
+    return sent + VECTOR_BYTES * (received * at.shape.record_vectors + returned * at.shape.partial_vectors)
 
 
 def _sharers(point: Point) -> int:

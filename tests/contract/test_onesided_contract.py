@@ -85,12 +85,14 @@ def test_the_exchange_is_asked_for_what_the_point_says(on_the_cpu):
 
 
 def test_what_ran_is_described():
-    described = []
+    described, reached = [], []
 
     class Described(OneSidedSentinel):
         def close(self):
             if self._exchange is not None:
                 described.append(self.describe())
+                came = [source.tolist() for source, _ in self._arrived[0]]
+                reached.append((self._slot_rank[self._inputs[0]["ids"].long()], self._counts, came))
             super().close()
 
     case = cases(4, "x")[0]
@@ -101,7 +103,17 @@ def test_what_ran_is_described():
     assert said.kernels == ("fake_dispatch", "fake_combine")
     assert said.algorithm == "dispatch by 7 blocks, combine by 7 blocks"
     assert said.num_sms == 4  # seven blocks lie on four multiprocessors
-    assert said.protocol_bytes > 0
+    ((ranks, counts, came),) = reached
+    goes = [[{*token} - {-1} for token in of[:count]] for of, count in zip(ranks.tolist(), counts, strict=True)]
+    shape = onesided._shape(case.point)
+    assert said.protocol_bytes == max(
+        # headers and notes to four ranks, padding of records, and words armed for what others sent and return
+        (8 + 4) * 4 * len(own)
+        + sum(map(len, own)) * (16 * shape.record_vectors - shape.row_bytes - 8 * shape.top_k)
+        + sum(source != rank for source in came[rank]) * 16 * shape.record_vectors
+        + sum(len(to - {rank}) for to in own) * 2 * shape.hidden
+        for rank, own in enumerate(goes)
+    )
 
 
 @pytest.mark.parametrize(
