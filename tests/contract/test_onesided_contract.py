@@ -150,6 +150,22 @@ def test_options_that_mean_nothing_are_refused(name, value):
     assert f"{name}={value}" in reason
 
 
+def test_what_can_never_fit_is_refused_with_both_sizes(monkeypatch):
+    import torch
+
+    point = shared(small_point((4,) * 8, experts=8, hidden=512))
+    needed = 8 * backend().workspace_bytes(point)  # all ranks share the GPU
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, needed))
+    assert backend().unsupported(point) is None
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, needed - 1))
+    reason = backend().unsupported(point)
+    assert reason == (
+        f"its workspaces need {needed} bytes of one GPU, which has {needed - 1}: lower max_tokens_per_rank or ep_size"
+    )
+    assert backend().unsupported(replace(point, domain=Domain.NVLINK, sharing=Sharing.NONE)) is None
+
+
 def test_a_workspace_holds_every_row_that_may_come():
     point = shared(small_point((4,) * 8, experts=8, hidden=512))
     row_bytes = 2 * 512
