@@ -1,9 +1,11 @@
-"""Where compiled kernels are kept, and the lock that lets one process build while the others wait for it."""
+"""Where compiled kernels are kept, how files get there whole, and the lock that lets one process build while the others
+wait for it."""
 
 import contextlib
 import fcntl
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,3 +52,17 @@ def locked(path: Path, limit_s: float) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that everybody may read: whole or not at all, for every other process, and nothing else is left."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".build-", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

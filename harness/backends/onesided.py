@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,8 @@ from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowForm
 from epcross.kernels.formats import RowSize, row_size
 from epcross.kernels.onesided.agreement import protocols_of, shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.inputs import Options, option_problems, slot_problems
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, VECTOR_BYTES, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,14 +50,10 @@ class OneSided(GpuBackend):
         problems = []
         if point.combine_format is not RowFormat.BF16:
             problems.append(f"{self.name} adds bf16 partials; combine_format={point.combine_format} is not one")
+        problems += slot_problems(point.placement.num_slots, point.model.top_k)
         if point.sharing is Sharing.ONE_LAUNCH and point.ep_size > MAX_LOCAL_RANKS:
             problems.append(f"one launch serves at most {MAX_LOCAL_RANKS} ranks, not ep_size={point.ep_size}")
-        if point.model.top_k > point.placement.num_slots:
-            problems.append(f"top_k={point.model.top_k} is above num_slots={point.placement.num_slots}")
-        if not _number(self.options["timeout_s"]) > 0:
-            problems.append(f"every wait is bounded: timeout_s={self.options['timeout_s']} must be above 0")
-        if _number(self.options["num_sms"]) < 0:
-            problems.append(f"num_sms={self.options['num_sms']} must be 0 (no bound) or more")
+        problems += option_problems(replace(self._options(point), local_ranks=1))  # their number was judged above
         try:
             needed = self.workspace_bytes(point) * _sharers(point)
         except ValueError as error:
@@ -90,7 +88,7 @@ class OneSided(GpuBackend):
         self._first, self._local = shards[0].rank, len(shards)
         self._counts = [point.tokens[shard.rank] for shard in shards]
         self._size: RowSize = row_size(point.dispatch_format, point.model.hidden)
-        num_sms = int(_number(self.options["num_sms"]))
+        options = self._options(point)
         torch.cuda.empty_cache()  # what torch keeps of earlier points is free memory, too
         self._group = group.torch("gloo") if group.size > 1 else None
         self._exchange = OneSidedAllToAll(
@@ -103,10 +101,10 @@ class OneSided(GpuBackend):
             protocol=self.protocol,
             placement=shards[0].slot_rank.tolist(),
             local_ranks=self._local,
-            ranks_per_gpu=group.size if point.sharing is Sharing.PROCESSES else 1,
-            timeout_s=_number(self.options["timeout_s"]),
-            num_sms=num_sms or None,
-            programmatic_launch=bool(self.options["programmatic_launch"]),
+            ranks_per_gpu=options.ranks_per_gpu,
+            timeout_s=options.timeout_s,
+            num_sms=options.num_sms,
+            programmatic_launch=options.programmatic_launch,
             **self._more(),
         )
         # a dropped selection (-1) indexes the last entry: a rank that does not exist
@@ -118,6 +116,17 @@ class OneSided(GpuBackend):
         self._arrived: dict[int, list[tuple[Tensor, ...]]] = {}  # source and token of each row, sources ascending
         for index in range(len(shards[0].batches)):
             self.refill_ranks(index, [shard.batches[index] for shard in shards])
+
+    def _options(self, point: Point) -> Options:
+        num_sms = self.options["num_sms"]
+        assert isinstance(num_sms, int)
+        return Options(
+            local_ranks=point.ep_size if point.sharing is Sharing.ONE_LAUNCH else 1,
+            ranks_per_gpu=point.ep_size if point.sharing is Sharing.PROCESSES else 1,
+            timeout_s=_number(self.options["timeout_s"]),
+            num_sms=num_sms or None,  # 0: no bound
+            programmatic_launch=bool(self.options["programmatic_launch"]),
+        )
 
     def _more(self) -> dict[str, Any]:
         """Arguments of the exchange beside those that all protocols take."""
@@ -263,11 +272,20 @@ class OneSided(GpuBackend):
                 dist.destroy_process_group(group)  # type: ignore[arg-type]
 
     def _protocol_bytes(self) -> int:
-        """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
-        received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
-        tokens = max(self._counts, default=0)
+        """What the rank here that writes most does in a round besides rows, scales, ids, weights, partials and sums; of
+        set 0."""
         at = layout(self._opened().protocol, _shape(self._point))
-        return sent_bytes(at, tokens=tokens, rows=received) + own_bytes(at, tokens=tokens, rows=received)
+        found = []
+        for local, tokens in enumerate(self._counts):
+            rank = self._first + local
+            reached = self._slot_rank[self._of_rank(self._inputs[0]["ids"], local)[:tokens].long()]
+            sent = [int((reached == to).any(dim=-1).sum()) for to in range(self._point.ep_size)]
+            returned = received = sum(sent) - sent[rank]
+            if arrived := self._arrived.get(0):  # else, in a layer, nobody asked: as many, on average
+                received = int((arrived[local][0] != rank).sum())
+            own = own_bytes(at, tokens=tokens, received=received, returned=returned)
+            found.append(sent_bytes(at, tokens=tokens, rows=sum(sent)) + own)
+        return max(found)
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
         return tensor if self._local == 1 else tensor[local]
@@ -318,18 +336,22 @@ def sent_bytes(at: Layout, *, tokens: int, rows: int) -> int:
     """What a rank with `tokens` tokens stores to all ranks in a round besides rows, scales, ids, weights and partials,
     if `rows` go out: headers, padding, flags. What is for other ranks crosses the links, and is not in `wire_bytes`."""
     shape = at.shape
-    headers = 8 * shape.ep_size * tokens  # one for every (token, rank), sent or not
+    headers = 8 * shape.ep_size * max(tokens, 1)  # one for every (token, rank), sent or not; that of token 0 always
     padding = rows * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
     flags = 2 * 8 * shape.ep_size if at.protocol is Protocol.FENCE else 0  # one for each peer and direction, at least
     return headers + padding + flags
 
 
-def own_bytes(at: Layout, *, tokens: int, rows: int) -> int:
-    """What a rank stores to its own memory in a round besides what it receives: armed words. Crosses no link."""
+def own_bytes(at: Layout, *, tokens: int, received: int, returned: int) -> int:
+    """What a rank with `tokens` tokens stores to its own memory in a round besides what it receives: where each token
+    went, and armed words in place of the `received` records and `returned` partials of other ranks. Crosses no link.
+
+    Without the bitmaps of words that were escaped: those depend on the payload, and are few.
+    """
+    sent = 4 * at.shape.ep_size * tokens
     if at.protocol is Protocol.FENCE:
-        return 0
-    records = rows * (16 * at.shape.record_vectors + at.escape_stride + 16 * at.shape.partial_vectors)
-    return 8 * at.shape.ep_size * tokens + records
+        return sent
+    return sent + VECTOR_BYTES * (received * at.shape.record_vectors + returned * at.shape.partial_vectors)
 
 
 def _sharers(point: Point) -> int:

@@ -22,6 +22,13 @@ from epcross.harness.terms import Domain, Regime, Scope, Sharing, Status
 SLURM = "slurm"
 """The launcher that hands the jobs of a plan to Slurm; every other starts them on this host."""
 
+_DEVICES = {
+    Domain.CPU: ("cpu",),
+    Domain.NVLINK: ("cuda",),
+    Domain.SHARED_GPU: ("cuda_one_launch", "cuda_processes"),
+}
+"""What makes points of each domain: the files of conf/device."""
+
 __all__ = ["SLURM", "Impossible", "Job", "Plan", "alone", "build", "is_slurm_plan", "point_problems"]
 
 
@@ -277,7 +284,11 @@ def _unsupported(backend: Backend | None, point: Point) -> str | None:
     if backend is None:
         return None
     if point.domain not in backend.domains:
-        return f"{point.backend} runs in domain {', '.join(sorted(backend.domains))}, not in {point.domain}"
+        devices = " or ".join(
+            f"device={name}" for domain in sorted(backend.domains) for name in _DEVICES.get(domain, ())
+        )
+        domains = ", ".join(sorted(backend.domains))
+        return f"{point.backend} runs in domain {domains}, not in {point.domain}" + (devices and f": take {devices}")
     if point.scope not in backend.scopes:
         return f"{point.backend} needs all ranks in one domain; scope={point.scope} is for backends that span several"
     if point.scope is Scope.SCALE_OUT and point.domain is Domain.CPU and point.regime is Regime.ENTRY:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING
 
 from epcross.kernels.errors import BuildError, EpcrossError, InvalidArguments
@@ -11,14 +12,22 @@ from epcross.kernels.onesided import jit
 from epcross.kernels.onesided.buffers import Transport, facts_here, gather, judge
 from epcross.kernels.onesided.crossover import Crossovers, NoCrossover, Setting, machine_name
 from epcross.kernels.onesided.engine import Kernels, bytes_per_rank
-from epcross.kernels.onesided.inputs import Expected, Options, option_problems, slot_ranks
-from epcross.kernels.onesided.layout import Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.inputs import (
+    Expected,
+    Options,
+    number_problems,
+    option_problems,
+    slot_problems,
+    slot_ranks,
+)
+from epcross.kernels.onesided.layout import VECTOR_BYTES, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
 AUTO = "auto"
+_COMBINE_UNIT = VECTOR_BYTES // 2  # values
 
 
 def unavailable() -> str | None:
@@ -40,22 +49,33 @@ def shape_of(
     *, ep_size: int, max_tokens_per_rank: int, top_k: int, hidden: int, dispatch_format: RowFormat | str
 ) -> Shape:
     """What decides the size of a workspace. Raises `ValueError`, naming every value that is out of range."""
-    size = row_size(RowFormat(dispatch_format), hidden)
+    values = {"ep_size": ep_size, "max_tokens_per_rank": max_tokens_per_rank, "top_k": top_k, "hidden": hidden}
+    if problems := number_problems(values) + _format_problems(dispatch_format):
+        raise ValueError("; ".join(problems))
+    hidden = index(hidden)  # numpy's narrow integers would overflow in what is made of them
+    # Shape has the words for a combine row that is none, and every such row fills whole bytes in any format
+    size = row_size(RowFormat(dispatch_format), hidden if hidden > 0 and hidden % _COMBINE_UNIT == 0 else _COMBINE_UNIT)
     return Shape(
-        ep_size=ep_size,
-        capacity=max_tokens_per_rank,
+        ep_size=index(ep_size),
+        capacity=index(max_tokens_per_rank),
         row_bytes=size.padded_row_bytes,
         scale_bytes=size.padded_scale_bytes,
-        top_k=top_k,
+        top_k=index(top_k),
         hidden=hidden,
     )
+
+
+def _format_problems(dispatch_format: RowFormat | str) -> list[str]:
+    if dispatch_format in list(RowFormat):
+        return []
+    return [f"dispatch_format={dispatch_format} is not one of {', '.join(RowFormat)}"]
 
 
 def protocols_of(protocol: str) -> tuple[Protocol, ...]:
     """Those that may come to be used. Raises `ValueError`."""
     if protocol == AUTO:
         return tuple(Protocol)
-    if protocol not in set(Protocol):
+    if protocol not in list(Protocol):
         raise ValueError(f"protocol={protocol} is not one of {', '.join((*Protocol, AUTO))}")
     return (Protocol(protocol),)
 
@@ -95,13 +115,18 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
     Raises:
         InvalidArguments, NotOneDomain, DoesNotFit, NoCrossover: the same on every rank.
     """
+    if group is not None and not hasattr(group, "rank"):  # torch's word for a group that this process is no part of
+        raise InvalidArguments([f"group={group!r} is no group of which this process is a member: give one, or None"])
     try:
-        options, device = request.options, _device(request.device)
+        device, problems = _device(request.device)
     except ImportError as error:
         raise InvalidArguments([str(unavailable())]) from error
-    ep_size = (1 if group is None else group.size()) * options.local_ranks
-    ranks, problems = slot_ranks(request.num_experts, ep_size, request.placement)
-    problems += option_problems(options, len(ranks), request.top_k)
+    options = request.options
+    problems += option_problems(options)
+    local_ranks = 1 if number_problems({"local_ranks": options.local_ranks}) else index(options.local_ranks)
+    ep_size = (1 if group is None else group.size()) * local_ranks
+    ranks, wrong = slot_ranks(request.num_experts, ep_size, request.placement)
+    problems += wrong + slot_problems(len(ranks), request.top_k)
     problems += [why] if (why := unavailable()) else []
     shape: Shape | None = None
     kernels: Kernels | None = None
@@ -127,8 +152,9 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
     wanted_bytes = bytes_per_rank(layouts) if layouts else 0
     names = ("num_experts", "top_k", "hidden", "max_tokens_per_rank", "dispatch_format", "protocol")
     settings = {name: str(getattr(request, name)) for name in names}
-    settings |= {"local_ranks": str(options.local_ranks), "placement": str(ranks), "kernels": jit.sources_hash()}
-    facts = facts_here(group, device, wanted_bytes * options.local_ranks, settings, problems)
+    settings |= {name: str(getattr(options, name)) for name in ("local_ranks", "ranks_per_gpu")}
+    settings |= {"placement": str(ranks), "kernels": jit.sources_hash()}
+    facts = facts_here(group, device, wanted_bytes * local_ranks, settings, problems)
     try:
         transport = judge(gather(group, facts), options.ranks_per_gpu)
         limit = _sentinel_up_to(group, request, device, ep_size, transport) if request.protocol == AUTO else None
@@ -141,7 +167,7 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
     return Agreement(
         expected=Expected(
             shape=shape,
-            local_ranks=options.local_ranks,
+            local_ranks=local_ranks,
             num_slots=len(ranks),
             bf16_rows=RowFormat(request.dispatch_format) is RowFormat.BF16,
             device=device,
@@ -189,10 +215,20 @@ def _given(crossover: "Crossovers | str | os.PathLike[str] | None") -> Crossover
     return crossover if isinstance(crossover, Crossovers) else Crossovers.load(crossover)
 
 
-def _device(device: "torch.device | int | None") -> "torch.device":
+def _device(device: "torch.device | int | None") -> "tuple[torch.device, list[str]]":
+    """The GPU that is meant, and what is wrong with it; torch's current one then."""
     import torch
 
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    current = torch.device("cuda", torch.cuda.current_device() if seen else 0)
     if device is None:
-        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return chosen if chosen.index is not None else _device(None)
+        return current, []
+    try:
+        chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError):  # in torch's words, every kind of device that it knows
+        chosen = None
+    if chosen is None or chosen.type != "cuda":
+        return current, [f"device={device!r} is no GPU: give its number, such as 0, or None for torch's current one"]
+    if seen and chosen.index is not None and chosen.index >= seen:
+        return current, [f"device={device!r} is not one of the {seen} GPUs here: give 0 to {seen - 1}"]
+    return (current if chosen.index is None else chosen), []

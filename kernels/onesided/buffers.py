@@ -7,13 +7,13 @@ either every rank goes on or every rank raises the same error, and none is left 
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from epcross.kernels.errors import DoesNotFit, InvalidArguments, NotOneDomain
+from epcross.kernels.errors import DoesNotFit, EpcrossError, InvalidArguments, NotOneDomain
 
 if TYPE_CHECKING:
     import torch
@@ -142,6 +142,22 @@ def gather(group: "ProcessGroup | None", value: Any) -> list[Any]:
     return values
 
 
+T = TypeVar("T")
+
+
+def together(group: "ProcessGroup", action: Callable[[], T], kind: type[EpcrossError], words: str) -> T:
+    """What `action` returns, once it has on every rank; if it raised torch's `RuntimeError` on some, `kind` on all."""
+    made: list[T] = []
+    problem = ""
+    try:
+        made.append(action())
+    except RuntimeError as error:
+        problem = f"rank {group.rank()} {words}: {error}"
+    if problems := [found for found in gather(group, problem) if found]:
+        raise kind("; ".join(problems))
+    return made[0]
+
+
 def facts_here(
     group: "ProcessGroup | None",
     device: "torch.device",
@@ -223,8 +239,8 @@ class Workspaces:
         """Allocate and map; collective. What `judge` allowed can still fail, with torch's own words.
 
         Raises:
-            NotOneDomain: the memory cannot be mapped.
-            DoesNotFit: it was taken meanwhile.
+            NotOneDomain: the memory cannot be mapped; on every rank.
+            DoesNotFit: it was taken meanwhile; on every rank.
         """
         import torch
 
@@ -244,14 +260,20 @@ class Workspaces:
         else:
             from torch.distributed import _symmetric_memory
 
-            try:
-                flat = _symmetric_memory.empty(total, dtype=torch.uint8, device=device)
-                self._handle = _symmetric_memory.rendezvous(flat, group)
-            except RuntimeError as error:
-                raise NotOneDomain(
-                    f"rank {group.rank()} cannot map the workspaces of its peers ({transport}): {error}; the ranks "
-                    "must be of one NVLink domain (nvidia-smi topo -m) and, in containers, share a PID namespace"
-                ) from error
+            flat = together(
+                group,
+                lambda: _symmetric_memory.empty(total, dtype=torch.uint8, device=device),
+                DoesNotFit,
+                f"cannot allocate {total} bytes for its workspaces, which were free: lower max_tokens_per_rank, or see "
+                "who else takes memory of this GPU (nvidia-smi)",
+            )
+            self._handle = together(
+                group,
+                lambda: _symmetric_memory.rendezvous(flat, group),
+                NotOneDomain,
+                f"cannot map the workspaces of its peers ({transport}): ranks must be of one NVLink domain (nvidia-smi "
+                "topo -m) and, in containers, share a PID namespace",
+            )
             bases = [int(base) for base in self._handle.buffer_ptrs]
         self.memory: torch.Tensor | None = flat.view(local_ranks, bytes_per_rank)
         self.addresses = [base + local * bytes_per_rank for base in bases for local in range(local_ranks)]

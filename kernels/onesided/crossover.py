@@ -8,11 +8,11 @@ A file of entries, each with where it was measured:
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from epcross.kernels.cache import write_whole
 from epcross.kernels.errors import NoCrossover as NoCrossover
 from epcross.kernels.formats import RowFormat
 
@@ -48,12 +48,15 @@ class Crossovers:
         """
         try:
             found = json.loads(Path(path).read_text())["crossovers"]
-            entries = {
-                _setting(entry): (_count(entry["sentinel_up_to_tokens"]), str(entry["source"])) for entry in found
-            }
+            entries: dict[Setting, tuple[int, str]] = {}
+            for entry in found:
+                setting = _setting(entry)
+                if setting in entries:
+                    raise ValueError(f"two entries for {setting}, and nothing says which one holds")
+                entries[setting] = _count(entry["sentinel_up_to_tokens"]), str(entry["source"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NoCrossover(
-                f"{os.fspath(path)} is no crossover file: {type(error).__name__}: {error}; write one with "
+                f"{path} is no crossover file: {type(error).__name__}: {error}; write one with "
                 "`epcross crossover RUN --save FILE`, or choose protocol='fence' or 'sentinel'"
             ) from error
         return cls(entries, os.fspath(path))
@@ -64,11 +67,7 @@ class Crossovers:
             asdict(setting) | {"sentinel_up_to_tokens": count, "source": source}
             for setting, (count, source) in sorted(self.entries.items(), key=lambda item: str(item[0]))
         ]
-        target = Path(path)
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=".crossover-", delete=False) as file:
-            json.dump({"crossovers": listed}, file, indent=1)
-            file.write("\n")
-        Path(file.name).replace(target)
+        write_whole(Path(path), (json.dumps({"crossovers": listed}, indent=1) + "\n").encode())
 
     def sentinel_up_to(self, setting: Setting) -> int:
         """The largest token count of any rank at which Sentinel is the faster protocol; 0 if it never is.

@@ -1,12 +1,12 @@
 """What stands behind an exchange: loaded kernels, mapped workspaces, and the two structures that a launch is given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from epcross.kernels.errors import InvalidArguments
+from epcross.kernels.errors import InvalidArguments, WaitExpired
 from epcross.kernels.onesided import jit
 from epcross.kernels.onesided.buffers import Transport, Workspaces, gather
 from epcross.kernels.onesided.inputs import Options
@@ -95,20 +95,24 @@ class Engine:
         self._failure_memory = torch.zeros(record_bytes, dtype=torch.uint8, pin_memory=True)
         self.failures: NDArray[np.void] = self._failure_memory.numpy().view(FAILURE)
 
-    def use(self, protocol: Protocol) -> None:
+    def use(self, protocol: Protocol, *, unless: Callable[[], str] = str) -> None:
         """Arm all workspaces for `protocol`. Collective; waits for the device and all ranks, twice.
+
+        Args:
+            protocol: the same on every rank.
+            unless: what is wrong on this rank once its device is done, and would be forgotten; empty if nothing is.
 
         Raises:
             InvalidArguments: a graph is being captured, or the ranks disagree.
+            WaitExpired: `unless` had something on some rank; nothing was armed.
         """
         import torch
 
         if torch.cuda.is_current_stream_capturing():
             raise InvalidArguments(["workspaces cannot be armed while a graph is captured: do it before"])
         torch.cuda.synchronize(self.device)
-        asked = gather(self._group, str(protocol))  # from here on nothing is on its way to any workspace
-        if len(set(asked)) > 1:
-            raise InvalidArguments([f"ranks change to different protocols, {asked}: give all the same group_tokens"])
+        asked = gather(self._group, (str(protocol), unless()))  # from here on nothing is on its way to any workspace
+        raise_together(asked)
         self.at = self._layouts[protocol]
         self._steps: dict[tuple[Phase, int], Step] = {}
         assert self._workspaces.memory is not None
@@ -175,6 +179,20 @@ class Engine:
         del self.views
         with torch.cuda.device(self.device):
             self.kernels.module.close()
+
+
+def raise_together(asked: Sequence[tuple[str, str]]) -> None:
+    """From the protocol that each rank asks for, and what is wrong there: the same on every rank.
+
+    Raises:
+        WaitExpired: something is wrong on some rank.
+        InvalidArguments: the ranks disagree.
+    """
+    if expired := sorted({why for _, why in asked if why}):
+        raise WaitExpired("; ".join(expired))
+    if len({protocol for protocol, _ in asked}) > 1:
+        found = [protocol for protocol, _ in asked]
+        raise InvalidArguments([f"ranks change to different protocols, {found}: give all the same group_tokens"])
 
 
 def bytes_per_rank(layouts: Mapping[Protocol, Layout]) -> int:

@@ -101,9 +101,9 @@ class OneSidedAllToAll:
         )
         agreed = agree(group, request)
         self._expected, self._sentinel_up_to = agreed.expected, agreed.sentinel_up_to
-        self.local_ranks, self._timeout_s, self._closed = local_ranks, timeout_s, False
-        self._counts: tuple[int, ...] | None = None  # of the last dispatch
-        self._most = max_tokens_per_rank
+        self.local_ranks, self._timeout_s, self._closed = agreed.expected.local_ranks, timeout_s, False
+        self._counts: tuple[int, ...] | None = None  # of a dispatch whose combine is still to come
+        self._most = agreed.expected.shape.capacity
         self.ep_size, self.workspace = agreed.expected.shape.ep_size, agreed.workspace_bytes
         self.transport, self.device = agreed.transport, agreed.expected.device
         self._engine = Engine(
@@ -134,32 +134,38 @@ class OneSidedAllToAll:
             scales: uint8 [T, scale_bytes], padded to a multiple of 16 bytes; none for bf16.
             tokens: tokens of this rank, or of each local rank; None = T.
             group_tokens: most tokens of any rank of the group in this round, the same on every rank: decides the grid,
-                and the protocol if that is "auto" (a change is collective, waits for the device and arms the workspaces
-                anew, and cannot be captured). None = max_tokens_per_rank.
+                and the protocol if that is "auto". A change of protocol is collective, waits for the device, arms the
+                workspaces anew and cannot be captured; views and graphs of before hold again once `protocol` is again
+                what it was. None = max_tokens_per_rank.
             check_ids: look at the ids, which waits for the device.
 
         Raises:
-            InvalidArguments: all problems at once; nothing was enqueued.
+            InvalidArguments: all problems at once, or the dispatch before had no combine yet; nothing was enqueued.
+            WaitExpired: "auto" would arm the workspaces anew for the other protocol, and a wait of a round before ran
+                out on some rank; nothing was enqueued.
         """
         engine = self._opened()
+        if self._counts is not None:  # of one epoch: rows of the first would pass for its own
+            raise InvalidArguments(["dispatch follows a dispatch: call combine first, or rearm() on every rank"])
         counts = self._expected.token_counts(rows, tokens)
         problems = self._expected.dispatch_problems(rows, ids, weights, scales, counts, group_tokens)
         if not problems and check_ids:
             problems = self._expected.id_problems(ids, counts)
         if problems:
             raise InvalidArguments(problems)
-        self._counts, self._most = counts, self._expected.shape.capacity if group_tokens is None else group_tokens
+        most = self._expected.shape.capacity if group_tokens is None else int(group_tokens)
         if self._sentinel_up_to is not None:
-            wanted = Protocol.SENTINEL if self._most <= self._sentinel_up_to else Protocol.FENCE
+            wanted = Protocol.SENTINEL if most <= self._sentinel_up_to else Protocol.FENCE
             if wanted is not engine.at.protocol:
-                engine.use(wanted)
+                engine.use(wanted, unless=self._expired)
         engine.point("rows", rows)
         engine.point("ids", ids)
         engine.point("weights", weights)
         if scales is not None:
             engine.point("scales", scales)
         engine.call["tokens"][: self.local_ranks] = counts
-        engine.launch(Phase.DISPATCH, self._most)
+        engine.launch(Phase.DISPATCH, most)
+        self._counts, self._most = counts, most
         return engine.views.dispatched
 
     def combine(self, out: "torch.Tensor") -> None:
@@ -169,7 +175,8 @@ class OneSidedAllToAll:
             out: bf16 [T, hidden] ([V, T, hidden]); a token that was sent nowhere gets zeros.
 
         Raises:
-            InvalidArguments: all problems at once, or there was no dispatch; nothing was enqueued.
+            InvalidArguments: all problems at once, or there was no dispatch since the last combine; nothing was
+                enqueued.
         """
         engine = self._opened()
         if self._counts is None:
@@ -178,9 +185,13 @@ class OneSidedAllToAll:
             raise InvalidArguments(problems)
         engine.point("out", out)
         engine.launch(Phase.COMBINE, self._most)
+        self._counts = None
 
     def combine_buffer(self) -> "torch.Tensor":
-        """bf16 [ep, C, hidden] ([V, ep, C, hidden]): where experts write the partial of (source rank, its token)."""
+        """bf16 [ep, C, hidden] ([V, ep, C, hidden]): where experts write the partial of (source rank, its token).
+
+        With "auto" it lies elsewhere for each protocol: ask after each dispatch.
+        """
         return self._opened().views.partials
 
     def landing_sets(self) -> tuple[Landing, ...]:
@@ -208,14 +219,20 @@ class OneSidedAllToAll:
         Raises:
             WaitExpired: one did. Kernels return at once from then on, until `rearm`.
         """
+        if why := self._expired():
+            raise WaitExpired(why)
+
+    def _expired(self) -> str:
+        """The first wait that ran out, as a sentence; empty if none did."""
         for record in self._opened().failures:
             if record["state"]:
                 phase = _PHASES.get(int(record["phase"]), record["phase"])
-                raise WaitExpired(
+                return (
                     f"rank {record['rank']} waited {self._timeout_s:g} s for rank {record['peer']} in {phase} of epoch "
                     f"{record['epoch']}: see whether that rank lives and makes the same calls; then rearm() on every "
                     "rank, or close()"
                 )
+        return ""
 
     def rearm(self) -> None:
         """Bring all workspaces to their state before the first round. Collective; waits for device and ranks."""

@@ -1,8 +1,10 @@
 """What is wrong with the arguments of a call: every problem at once, without asking the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from numbers import Real
+from operator import index
+from typing import TYPE_CHECKING, Any
 
 from epcross.kernels.errors import InvalidArguments
 from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, MAX_RANKS, MAX_SLOTS, MAX_TOP_K, VECTOR_BYTES, Shape
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_TIMEOUT_S = 3600.0
+_NAMED_SLOTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +43,22 @@ class Expected:
         Raises:
             InvalidArguments: not one count for each local rank, or `rows` has no dimension of tokens.
         """
+        import torch
+
+        if not isinstance(rows, torch.Tensor):
+            raise InvalidArguments([_no_tensor("rows", rows)])
         if rows.dim() != self.dimensions:
             raise InvalidArguments(
                 [f"rows has {rows.dim()} dimensions and must have {self.dimensions}: {self._leading()}"]
             )
         if tokens is None:
             return (rows.shape[-2],) * self.local_ranks
-        counts = (tokens,) if isinstance(tokens, int) else tuple(int(count) for count in tokens)
+        given: tuple[Any, ...] = (tokens,) if _is_whole(tokens) or not isinstance(tokens, Iterable) else tuple(tokens)
+        if not all(map(_is_whole, given)):
+            raise InvalidArguments(
+                [f"tokens={tokens!r} must be a whole number, or a sequence of one for each local rank"]
+            )
+        counts = tuple(map(index, given))
         if len(counts) != self.local_ranks:
             raise InvalidArguments(
                 [f"tokens={counts} has {len(counts)} counts: one is needed for each of {self.local_ranks} local ranks"]
@@ -71,12 +83,14 @@ class Expected:
         import torch
 
         shape, most = self.shape, max(counts)
-        found = [
+        found = [] if group_tokens is None else number_problems({"group_tokens": group_tokens})
+        mistyped = bool(found)
+        found += [
             f"tokens={count} of local rank {local} must be 0 to max_tokens_per_rank={shape.capacity}"
             for local, count in enumerate(counts)
             if not 0 <= count <= shape.capacity
         ]
-        if group_tokens is not None and not most <= group_tokens <= shape.capacity:
+        if group_tokens is not None and not mistyped and not most <= group_tokens <= shape.capacity:
             found.append(
                 f"group_tokens={group_tokens} must be the largest count of any rank: {most} (the most here) to "
                 f"max_tokens_per_rank={shape.capacity}"
@@ -118,6 +132,11 @@ class Expected:
     def _tensor(
         self, name: str, tensor: "torch.Tensor", dtype: "torch.dtype", width: int, least_tokens: int
     ) -> Iterator[str]:
+        import torch
+
+        if not isinstance(tensor, torch.Tensor):
+            yield _no_tensor(name, tensor)
+            return
         if tensor.dtype is not dtype:
             yield f"{name} is {tensor.dtype} and must be {dtype}"
         if tensor.device != self.device:
@@ -132,7 +151,8 @@ class Expected:
         if tensor.shape[-2] < least_tokens:
             yield f"{name} has room for {tensor.shape[-2]} tokens, and there are {least_tokens}"
         width_bytes = width * tensor.element_size()
-        dense = tensor.stride(-1) == 1 and (tensor.shape[-2] < 2 or tensor.stride(-2) == width)
+        # where there is one of something its stride says nothing, and torch's contiguous() leaves it as it is
+        dense = (width < 2 or tensor.stride(-1) == 1) and (tensor.shape[-2] < 2 or tensor.stride(-2) == width)
         if not dense:
             yield f"{name} has strides {list(tensor.stride())}: the values of a local rank must be contiguous"
         if name in ("rows", "scales", "out"):
@@ -146,28 +166,55 @@ class Expected:
 
 def slot_ranks(num_experts: int, ep_size: int, placement: Sequence[int] | None) -> tuple[tuple[int, ...], list[str]]:
     """The rank of each slot, and what is wrong with it. Without `placement`, experts are spread in order."""
+    if found := number_problems({"num_experts": num_experts}):
+        return (), found
+    if num_experts < 1:
+        return (), [f"num_experts={num_experts} must be at least 1"]
     if placement is None:
-        if num_experts < 1 or ep_size < 1 or num_experts % ep_size:
+        if ep_size < 1 or num_experts % ep_size:
             return (), [f"num_experts={num_experts} is no multiple of ep_size={ep_size}: give a placement"]
-        return tuple(slot * ep_size // num_experts for slot in range(num_experts)), []
-    ranks = tuple(int(rank) for rank in placement)
-    found = [
-        f"placement[{slot}]={rank} must be a rank, 0 to {ep_size - 1}"
-        for slot, rank in enumerate(ranks)
-        if not 0 <= rank < ep_size
-    ]
-    if len(ranks) < num_experts:
-        found.append(f"placement has {len(ranks)} slots, and there are num_experts={num_experts}")
+        ranks = tuple(slot * ep_size // num_experts for slot in range(num_experts))
+    elif not isinstance(placement, Iterable):
+        return (), [f"placement={placement!r} must be a sequence of ranks, one for each slot"]
+    else:
+        given = tuple(placement)
+        found = [
+            f"placement[{slot}]={rank!r} must be a rank, 0 to {ep_size - 1}"
+            for slot, rank in enumerate(given)
+            if not _is_whole(rank) or not 0 <= index(rank) < ep_size
+        ]
+        if len(found) > _NAMED_SLOTS:
+            found[_NAMED_SLOTS:] = [f"placement has {len(found) - _NAMED_SLOTS} more slots without a rank"]
+        ranks = () if found else tuple(map(index, given))
+        if len(given) < num_experts:
+            found.append(f"placement has {len(given)} slots, and there are num_experts={num_experts}")
     return ranks, found
 
 
-def option_problems(options: Options, num_slots: int, top_k: int) -> list[str]:
+def slot_problems(num_slots: int, top_k: int) -> list[str]:
+    """What is wrong with so many slots, of which a token selects `top_k`."""
+    found = []
+    if num_slots > MAX_SLOTS:
+        found.append(f"{num_slots} slots are above {MAX_SLOTS}: give fewer experts, or a shorter placement")
+    if num_slots and _is_whole(top_k) and num_slots < top_k <= MAX_TOP_K:
+        found.append(f"top_k={top_k} is above the number of slots {num_slots}")
+    return found
+
+
+def option_problems(options: Options) -> list[str]:
     """What is wrong with how an exchange shall run."""
+    counts = {"local_ranks": options.local_ranks, "ranks_per_gpu": options.ranks_per_gpu}
+    found = number_problems(counts | ({} if options.num_sms is None else {"num_sms": options.num_sms}))
+    if not isinstance(options.timeout_s, Real) or isinstance(options.timeout_s, bool):
+        found.append(f"timeout_s={options.timeout_s!r} must be a number of seconds")
+    if not isinstance(options.programmatic_launch, bool):
+        found.append(f"programmatic_launch={options.programmatic_launch!r} must be True or False")
+    if found:  # of something else no bound can be asked
+        return found
     bounds = (
         ("local_ranks", options.local_ranks, 1, MAX_LOCAL_RANKS),
         ("ranks_per_gpu", options.ranks_per_gpu, 1, MAX_RANKS),
         ("num_sms", options.num_sms, 1, None),
-        ("the number of slots", num_slots or None, 1, MAX_SLOTS),
     )
     found = [
         f"{name}={value} must be at least {low}" + ("" if high is None else f" and at most {high}")
@@ -178,6 +225,24 @@ def option_problems(options: Options, num_slots: int, top_k: int) -> list[str]:
         found.append(f"timeout_s={options.timeout_s} must be above 0 and at most {MAX_TIMEOUT_S:g}")
     if options.local_ranks > 1 and options.ranks_per_gpu > 1:
         found.append("local_ranks and ranks_per_gpu are two ways to share a GPU: leave one of them 1")
-    if num_slots and 1 <= top_k <= MAX_TOP_K and top_k > num_slots:
-        found.append(f"top_k={top_k} is above the number of slots {num_slots}")
     return found
+
+
+def number_problems(values: Mapping[str, object]) -> list[str]:
+    """Which of these are no whole numbers. Fractions would pass every bound and be cut off later."""
+    return [f"{name}={value!r} must be a whole number" for name, value in values.items() if not _is_whole(value)]
+
+
+def _is_whole(value: object) -> bool:
+    """Python's integers, numpy's, and tensors that hold one; True and False are none."""
+    if isinstance(value, bool):
+        return False
+    try:
+        index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # torch has words of its own for tensors of several values
+        return False
+    return True
+
+
+def _no_tensor(name: str, value: object) -> str:
+    return f"{name} is a {type(value).__name__} and must be a tensor"

@@ -10,15 +10,13 @@ among it, lies beside the cubin.
 import contextlib
 import hashlib
 import io
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from epcross.kernels.cache import LOCK_LIMIT_S, cache_directory, locked
+from epcross.kernels.cache import LOCK_LIMIT_S, cache_directory, locked, write_whole
 from epcross.kernels.errors import BuildError
 
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
@@ -205,7 +203,7 @@ def _cached(path: Path, arch: str) -> Cubin | None:
         digest, _, log = log_path.read_text().partition("\n")
         if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             return None
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
     return Cubin(arch=arch, path=path, log_path=log_path, usage=parse_usage(log))
 
@@ -221,24 +219,10 @@ def _compile(entry: Path, options: Mapping[str, object], path: Path) -> None:
     except Exception as error:  # cuda.core's own errors: NVRTC's words are in the message
         words = f"{log.getvalue()}{error}\n"
         failed = path.with_suffix(".failed.log")
-        _write(failed, words.encode())
+        write_whole(failed, words.encode())
         first = next((line.strip() for line in words.splitlines() if "error:" in line), str(error))
         raise BuildError(
             f"{entry.name} does not compile for {options['arch']}: {first}; the whole log: {failed}"
         ) from error
-    _write(path, code)
-    _write(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log.getvalue()}".encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, for every other process."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".build-", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    write_whole(path, code)
+    write_whole(path.with_suffix(".log"), f"{hashlib.sha256(code).hexdigest()}\n{log.getvalue()}".encode())

@@ -34,6 +34,9 @@ MAX_FLAGS = 256
 MAX_CAPACITY = (1 << 20) - 1
 """Tokens of a rank; a header holds the count in 20 bits."""
 
+MAX_INPUT_VECTORS = (1 << 31) - LANES * 4
+"""Of the rows of a rank, on their way in or out: kernels number vectors in 31 bits, four of a lane at a time."""
+
 _HEADER_BYTES = 8
 _FLAG_BYTES = 8
 _CONTROL_BYTES = 128
@@ -55,7 +58,7 @@ class Shape:
     """
 
     ep_size: int
-    capacity: int  # most tokens of any rank
+    capacity: int  # most tokens of any rank: max_tokens_per_rank
     row_bytes: int  # padded, a multiple of 16
     scale_bytes: int  # padded, a multiple of 16; 0 if the format has none
     top_k: int
@@ -64,7 +67,7 @@ class Shape:
     def __post_init__(self) -> None:
         bounds = (
             ("ep_size", self.ep_size, 1, MAX_RANKS),
-            ("capacity", self.capacity, 1, MAX_CAPACITY),
+            ("max_tokens_per_rank", self.capacity, 1, MAX_CAPACITY),
             ("row_bytes", self.row_bytes, VECTOR_BYTES, 1 << 20),
             ("scale_bytes", self.scale_bytes, 0, 1 << 20),
             ("top_k", self.top_k, 1, MAX_TOP_K),
@@ -82,6 +85,12 @@ class Shape:
             )
             if value % unit
         ]
+        widest, most = max(self.row_bytes, self.scale_bytes, 2 * self.hidden), MAX_INPUT_VECTORS * VECTOR_BYTES
+        if self.capacity * widest > most:
+            problems.append(
+                f"max_tokens_per_rank={self.capacity} rows of {widest} bytes are more than {most} bytes: at most "
+                f"{most // widest} rows of this size can be numbered"
+            )
         if problems:
             raise ValueError("; ".join(problems))
 

@@ -85,12 +85,14 @@ def test_the_exchange_is_asked_for_what_the_point_says(on_the_cpu):
 
 
 def test_what_ran_is_described():
-    described = []
+    described, reached = [], []
 
     class Described(OneSidedSentinel):
         def close(self):
             if self._exchange is not None:
                 described.append(self.describe())
+                came = [source.tolist() for source, _ in self._arrived[0]]
+                reached.append((self._slot_rank[self._inputs[0]["ids"].long()], self._counts, came))
             super().close()
 
     case = cases(4, "x")[0]
@@ -101,7 +103,17 @@ def test_what_ran_is_described():
     assert said.kernels == ("fake_dispatch", "fake_combine")
     assert said.algorithm == "dispatch by 7 blocks, combine by 7 blocks"
     assert said.num_sms == 4  # seven blocks lie on four multiprocessors
-    assert said.protocol_bytes > 0
+    ((ranks, counts, came),) = reached
+    goes = [[{*token} - {-1} for token in of[:count]] for of, count in zip(ranks.tolist(), counts, strict=True)]
+    shape = onesided._shape(case.point)
+    assert said.protocol_bytes == max(
+        # headers and notes to four ranks, padding of records, and words armed for what others sent and return
+        (8 + 4) * 4 * len(own)
+        + sum(map(len, own)) * (16 * shape.record_vectors - shape.row_bytes - 8 * shape.top_k)
+        + sum(source != rank for source in came[rank]) * 16 * shape.record_vectors
+        + sum(len(to - {rank}) for to in own) * 2 * shape.hidden
+        for rank, own in enumerate(goes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,6 +122,8 @@ def test_what_ran_is_described():
         ({"combine_format": RowFormat.FP8}, "combine_format=fp8"),
         ({"top_k": 17, "experts": 32}, "top_k=17 must be 1 to 16"),
         ({"hidden": 67}, "hidden=67 must be a multiple of 8"),
+        ({"experts": 4100}, "4100 slots are above 4096"),
+        ({"top_k": 9, "experts": 8}, "top_k=9 is above the number of slots 8"),
     ],
 )
 def test_limits_are_sentences(change, words):
@@ -129,11 +143,27 @@ def test_one_launch_has_so_many_ranks_and_no_more():
     assert f"at most {MAX_LOCAL_RANKS} ranks" in reason
 
 
-@pytest.mark.parametrize(("name", "value"), [("timeout_s", 0.0), ("num_sms", -1)])
+@pytest.mark.parametrize(("name", "value"), [("timeout_s", 0.0), ("timeout_s", 3601.0), ("num_sms", -1)])
 def test_options_that_mean_nothing_are_refused(name, value):
     reason = backend(**{name: value}).unsupported(shared(small_point()))
     assert reason is not None
     assert f"{name}={value}" in reason
+
+
+def test_what_can_never_fit_is_refused_with_both_sizes(monkeypatch):
+    import torch
+
+    point = shared(small_point((4,) * 8, experts=8, hidden=512))
+    needed = 8 * backend().workspace_bytes(point)  # all ranks share the GPU
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, needed))
+    assert backend().unsupported(point) is None
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, needed - 1))
+    reason = backend().unsupported(point)
+    assert reason == (
+        f"its workspaces need {needed} bytes of one GPU, which has {needed - 1}: lower max_tokens_per_rank or ep_size"
+    )
+    assert backend().unsupported(replace(point, domain=Domain.NVLINK, sharing=Sharing.NONE)) is None
 
 
 def test_a_workspace_holds_every_row_that_may_come():

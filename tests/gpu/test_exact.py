@@ -198,6 +198,13 @@ def test_bad_calls_are_refused_and_leave_the_exchange_usable() -> None:
     with pytest.raises(InvalidArguments, match="1 ids of local rank 1 are outside -1 to 7; the first is 8"):
         exchange.dispatch(inputs.rows, wrong, inputs.weights, check_ids=True)
     play(exchange, inputs, case.linear())
+    exchange.dispatch(inputs.rows, inputs.ids, inputs.weights)
+    with pytest.raises(InvalidArguments, match="dispatch follows a dispatch: call combine first"):
+        exchange.dispatch(inputs.rows, inputs.ids, inputs.weights)
+    exchange.combine(torch.empty_like(inputs.partials[0]))
+    with pytest.raises(InvalidArguments, match="combine has no dispatch before it"):
+        exchange.combine(torch.empty_like(inputs.partials[0]))
+    play(exchange, inputs, case.linear())
     exchange.close()
     exchange.close()
     with pytest.raises(InvalidArguments, match="closed"):

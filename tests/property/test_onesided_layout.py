@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from epcross.kernels.onesided.layout import (
     LANES,
     LINE_BYTES,
+    MAX_CAPACITY,
     MAX_FLAGS,
     MAX_RANKS,
     VECTOR_BYTES,
@@ -112,7 +113,11 @@ def test_a_larger_capacity_never_takes_less(protocol: Protocol, shape: Shape) ->
     [
         ({"ep_size": 97}, "ep_size=97 must be 1 to 96"),
         ({"top_k": 17}, "top_k=17 must be 1 to 16"),
-        ({"capacity": 0}, "capacity=0 must be 1"),
+        ({"capacity": 0}, "max_tokens_per_rank=0 must be 1"),
+        (
+            {"capacity": MAX_CAPACITY, "hidden": 16392},
+            "max_tokens_per_rank=1048575 rows of 32784 bytes are more than 34359736320 bytes: at most 1048064",
+        ),
         ({"row_bytes": 24}, "row_bytes=24 must be a multiple of 16"),
         ({"hidden": 12}, "hidden=12 must be a multiple of 8"),
     ],
@@ -124,6 +129,20 @@ def test_shapes_that_cannot_be_served_are_named_together(change: dict[str, int],
     with pytest.raises(ValueError, match="scale_bytes=1 must") as caught:
         Shape(**good | change | {"scale_bytes": 1})
     assert words in str(caught.value)
+
+
+def test_every_vector_of_the_rows_that_are_allowed_has_a_number_of_31_bits() -> None:
+    """`token * row_vectors + first` of csrc/record.cuh and reduce.cuh, for lanes past the end of a row as well."""
+    narrow = {"ep_size": 1, "scale_bytes": 0, "top_k": 1}
+    for row_bytes, hidden in ((14336, 7168), (16, 16384), (1 << 20, 8), (1 << 20, 1 << 19)):
+        widest = max(row_bytes, 2 * hidden)
+        capacity = min(MAX_CAPACITY, ((1 << 31) - 4 * LANES) * VECTOR_BYTES // widest)
+        Shape(**narrow, row_bytes=row_bytes, hidden=hidden, capacity=capacity)
+        vectors = widest // VECTOR_BYTES
+        assert (capacity - 1) * vectors + (vectors - 1) + 4 * LANES - 1 < 1 << 31
+        if capacity < MAX_CAPACITY:
+            with pytest.raises(ValueError, match="can be numbered"):
+                Shape(**narrow, row_bytes=row_bytes, hidden=hidden, capacity=capacity + 1)
 
 
 def items(grid_step: int, grid_blocks: int, count: int) -> list[int]:

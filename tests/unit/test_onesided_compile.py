@@ -1,5 +1,6 @@
 """The real kernels, without a GPU: they compile for every architecture, and read what `layout.py` packs."""
 
+import re
 import subprocess
 from collections.abc import Callable
 
@@ -11,9 +12,13 @@ from epcross.kernels.onesided.layout import (
     ARMED_WORD,
     CALL,
     CONTROL,
+    COUNT_BITS,
+    EPOCH_SHIFT,
     ESCAPE_WORD,
     EXCHANGE,
     FAILURE,
+    MAX_CAPACITY,
+    MAX_FLAGS,
     MAX_LOCAL_RANKS,
     MAX_RANKS,
     Protocol,
@@ -70,6 +75,18 @@ def struct_asserts() -> str:
         f"static_assert(kMaxRanks == {MAX_RANKS} && kMaxLocalRanks == {MAX_LOCAL_RANKS});",
     ]
     return "\n".join([*lines, ""])
+
+
+def test_words_have_room_for_what_the_host_allows() -> None:
+    """Headers and flags are made in files that only a CUDA compiler reads, so their numbers are taken from the text."""
+    text = "".join(path.read_text() for path in jit.sources())
+    kernels = {name: int(value) for name, value in re.findall(r"\b(k[A-Z]\w+) = (\d+)[,;]", text)}
+    assert kernels["kMaxFlags"] == MAX_FLAGS < 1 << kernels["kFlagShift"]
+    assert kernels["kCountBits"] == COUNT_BITS
+    assert MAX_CAPACITY < 1 << COUNT_BITS
+    assert "kEpochShift = kCountBits + 1;" in text
+    assert EPOCH_SHIFT == COUNT_BITS + 1
+    assert kernels["kLanes"] * 3 == MAX_RANKS
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler (Debian: apt-get install g++)")

@@ -58,6 +58,7 @@ def test_another_setting_is_an_error_with_the_next_step(change: dict[str, object
         json.dumps({"crossovers": [ENTRY | {"sentinel_up_to_tokens": -1}]}),
         json.dumps({"crossovers": [ENTRY | {"sentinel_up_to_tokens": True}]}),
         json.dumps({"crossovers": [ENTRY | {"dispatch_format": "int4"}]}),
+        json.dumps({"crossovers": [ENTRY, ENTRY | {"sentinel_up_to_tokens": 8}]}),
     ],
 )
 def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
@@ -67,3 +68,18 @@ def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
         Crossovers.load(path)
     with pytest.raises(NoCrossover, match="FileNotFoundError"):
         Crossovers.load(tmp_path / "absent.json")
+
+
+def test_what_is_no_path_is_named() -> None:
+    with pytest.raises(NoCrossover, match=r"^5 is no crossover file: TypeError"):
+        Crossovers.load(5)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_saved_file_can_be_read_by_everybody_and_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+    saved = Crossovers({HERE: (96, "run-1")})
+    saved.save(tmp_path / "file.json")
+    assert (tmp_path / "file.json").stat().st_mode & 0o777 == 0o644
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        saved.save(tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"file.json", "folder"}

@@ -2,14 +2,21 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (make torch)")
 
 from epcross.kernels.errors import InvalidArguments  # noqa: E402
-from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
+from epcross.kernels.onesided import OneSidedAllToAll, agreement  # noqa: E402
 from epcross.kernels.onesided.agreement import shape_of  # noqa: E402
-from epcross.kernels.onesided.inputs import Expected, Options, option_problems, slot_ranks  # noqa: E402
+from epcross.kernels.onesided.inputs import (  # noqa: E402
+    Expected,
+    Options,
+    option_problems,
+    slot_problems,
+    slot_ranks,
+)
 
 
 def expected(dispatch_format: str = "bf16", local_ranks: int = 1) -> Expected:
@@ -66,6 +73,19 @@ def test_every_problem_is_said_at_once() -> None:
     ]
 
 
+def test_dense_is_what_torch_calls_contiguous() -> None:
+    shape = shape_of(ep_size=4, max_tokens_per_rank=8, top_k=1, hidden=64, dispatch_format="bf16")
+    of = Expected(shape=shape, local_ranks=1, num_slots=16, bf16_rows=True, device=torch.device("cpu"))
+    dense = torch.zeros(1, 5, dtype=torch.int32).T
+    assert (dense.stride(), dense.is_contiguous()) == ((1, 5), True)
+    apart = torch.zeros(5, 2, dtype=torch.int32)[:, :1]
+    given = arguments(5) | {"weights": torch.zeros(5, 1)}
+    assert problems(of, (5,), **given | {"ids": dense}) == []
+    assert problems(of, (5,), **given | {"ids": apart}) == [
+        "ids has strides [2, 1]: the values of a local rank must be contiguous"
+    ]
+
+
 def test_a_format_with_scales_needs_them_and_takes_bytes_only() -> None:
     assert problems(expected("nvfp4"), (5,), **arguments(5)) == [
         "rows is torch.bfloat16 and must be torch.uint8",
@@ -97,6 +117,32 @@ def test_local_ranks_have_a_dimension_and_a_count_each() -> None:
         three.token_counts(rows[0], None)
 
 
+@pytest.mark.parametrize("one", [np.int64(3), np.array(3), torch.tensor(3), torch.tensor([3]), [np.int32(3)]])
+def test_counts_may_be_any_kind_of_whole_number(one: Any) -> None:
+    assert expected().token_counts(torch.zeros(5, 64), one) == (3,)
+    assert problems(expected(), (3,), **arguments(5) | {"group_tokens": np.int64(4)}) == []
+
+
+@pytest.mark.parametrize("wrong", [2.0, "3", [1.5], [None], True, torch.tensor([1.0]), object()])
+def test_counts_that_are_none_are_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArguments, match="must be a whole number, or a sequence of one for each local rank"):
+        expected().token_counts(torch.zeros(5, 64), wrong)
+    if not isinstance(wrong, list):
+        assert problems(expected(), (5,), **arguments(5) | {"group_tokens": wrong}) == [
+            f"group_tokens={wrong!r} must be a whole number"
+        ]
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    with pytest.raises(InvalidArguments, match=r"^rows is a ndarray and must be a tensor$"):
+        expected().token_counts(np.zeros((5, 64)), None)  # pyright: ignore[reportArgumentType]
+    wrong = arguments(5) | {"ids": [[0, 1]] * 5, "weights": None}
+    assert problems(expected(), (5,), **wrong) == [
+        "ids is a list and must be a tensor",
+        "weights is a NoneType and must be a tensor",
+    ]
+
+
 def test_ids_outside_the_slots_are_found_when_asked() -> None:
     ids = torch.tensor([[0, -1], [15, 3], [16, -2]], dtype=torch.int32)
     assert expected().id_problems(ids, (2,)) == [], "only tokens that are sent are looked at"
@@ -116,21 +162,59 @@ def test_slots_go_to_ranks_in_order_or_as_told() -> None:
     assert slot_ranks(8, 4, None) == ((0, 0, 1, 1, 2, 2, 3, 3), [])
     assert slot_ranks(3, 2, [1, 1, 0, 1]) == ((1, 1, 0, 1), [])
     assert slot_ranks(9, 4, None)[1] == ["num_experts=9 is no multiple of ep_size=4: give a placement"]
+    assert slot_ranks(3, 2, np.array([1, 1, 0, 1]))[0] == (1, 1, 0, 1)  # pyright: ignore[reportArgumentType]
     assert slot_ranks(3, 2, [2, 0])[1] == [
         "placement[0]=2 must be a rank, 0 to 1",
         "placement has 2 slots, and there are num_experts=3",
     ]
 
 
+@pytest.mark.parametrize(
+    ("placement", "problem"),
+    [
+        ([0, 0.7], "placement[1]=0.7 must be a rank, 0 to 1"),
+        ([0, "1"], "placement[1]='1' must be a rank, 0 to 1"),
+        ([0, None], "placement[1]=None must be a rank, 0 to 1"),
+        ([0, -1], "placement[1]=-1 must be a rank, 0 to 1"),
+        (5, "placement=5 must be a sequence of ranks, one for each slot"),
+    ],
+)
+def test_a_placement_holds_ranks_and_nothing_is_cut_to_one(placement: Any, problem: str) -> None:
+    assert slot_ranks(2, 2, placement) == ((), [problem])
+
+
+def test_a_placement_without_any_rank_is_a_sentence_of_some_length() -> None:
+    assert slot_ranks(9, 2, [7] * 9)[1] == [
+        *(f"placement[{slot}]=7 must be a rank, 0 to 1" for slot in range(4)),
+        "placement has 5 more slots without a rank",
+    ]
+
+
+def test_options_of_a_wrong_kind_are_named() -> None:
+    given: dict[str, Any] = {"timeout_s": "3", "num_sms": 1.5, "programmatic_launch": "no"}
+    assert option_problems(Options(local_ranks=2.0, ranks_per_gpu=None, **given)) == [  # type: ignore[arg-type]
+        "local_ranks=2.0 must be a whole number",
+        "ranks_per_gpu=None must be a whole number",
+        "num_sms=1.5 must be a whole number",
+        "timeout_s='3' must be a number of seconds",
+        "programmatic_launch='no' must be True or False",
+    ]
+
+
 def test_options_are_checked_together() -> None:
     options = Options(local_ranks=73, ranks_per_gpu=2, timeout_s=0, num_sms=0, programmatic_launch=True)
-    assert option_problems(options, 4, 8) == [
+    assert option_problems(options) == [
         "local_ranks=73 must be at least 1 and at most 72",
         "num_sms=0 must be at least 1",
         "timeout_s=0 must be above 0 and at most 3600",
         "local_ranks and ranks_per_gpu are two ways to share a GPU: leave one of them 1",
-        "top_k=8 is above the number of slots 4",
     ]
+
+
+def test_slots_are_bounded_and_enough() -> None:
+    assert slot_problems(4, 8) == ["top_k=8 is above the number of slots 4"]
+    assert slot_problems(4097, 8) == ["4097 slots are above 4096: give fewer experts, or a shorter placement"]
+    assert slot_problems(8, 8) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, and the test is for those without")
@@ -145,6 +229,61 @@ def test_without_a_gpu_the_exchange_says_so_with_everything_else() -> None:
         "top_k=17 must be 1 to 16; hidden=12 must be a multiple of 8; pad it",
         "protocol=telepathy is not one of fence, sentinel, auto",
     )
+
+
+ABSENT = "torch sees no CUDA GPU: an H100 or newer and torch for CUDA are needed"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, and the test is for those without")
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"top_k": "2"}, "top_k='2' must be a whole number"),
+        ({"top_k": 2.5}, "top_k=2.5 must be a whole number"),
+        ({"hidden": 64.0}, "hidden=64.0 must be a whole number"),
+        ({"hidden": -8}, "hidden=-8 must be 8 to 524288"),
+        ({"max_tokens_per_rank": None}, "max_tokens_per_rank=None must be a whole number"),
+        ({"max_tokens_per_rank": 0}, "max_tokens_per_rank=0 must be 1 to 1048575"),
+        ({"num_experts": "8"}, "num_experts='8' must be a whole number"),
+        ({"num_experts": -2}, "num_experts=-2 must be at least 1"),
+        ({"dispatch_format": "fp9"}, "dispatch_format=fp9 is not one of bf16, fp8, mxfp8, nvfp4"),
+        ({"protocol": ["fence"]}, "protocol=['fence'] is not one of fence, sentinel, auto"),
+        ({"local_ranks": "2"}, "local_ranks='2' must be a whole number"),
+        ({"timeout_s": None}, "timeout_s=None must be a number of seconds"),
+        ({"device": "cpu"}, "device='cpu' is no GPU: give its number, such as 0, or None for torch's current one"),
+        ({"device": "gpu"}, "device='gpu' is no GPU: give its number, such as 0, or None for torch's current one"),
+        ({"device": -1}, "device=-1 is no GPU: give its number, such as 0, or None for torch's current one"),
+    ],
+)
+def test_every_argument_of_a_wrong_kind_is_a_sentence_and_only_one(wrong: dict[str, Any], problem: str) -> None:
+    good: dict[str, Any] = {"num_experts": 8, "top_k": 2, "hidden": 64, "max_tokens_per_rank": 4, "protocol": "fence"}
+    with pytest.raises(InvalidArguments) as caught:
+        OneSidedAllToAll(None, **good | wrong)
+    assert set(caught.value.problems) == {problem, ABSENT}
+
+
+def test_the_gpu_that_is_meant_is_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("is_available", True), ("device_count", 2), ("current_device", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    for asked, meant in ((None, second), ("cuda", second), (0, first), ("cuda:0", first), (second, second)):
+        assert agreement._device(asked) == (meant, [])  # pyright: ignore[reportArgumentType]
+    assert agreement._device(2) == (second, ["device=2 is not one of the 2 GPUs here: give 0 to 1"])
+
+
+def test_a_group_of_others_is_refused() -> None:
+    from torch import distributed
+
+    not_ours: Any = distributed.GroupMember.NON_GROUP_MEMBER
+    with pytest.raises(InvalidArguments, match="is no group of which this process is a member"):
+        OneSidedAllToAll(not_ours, num_experts=8, top_k=2, hidden=64, max_tokens_per_rank=4, protocol="fence")
+
+
+def test_narrow_integers_do_not_overflow_the_workspace_size() -> None:
+    shape: dict[str, Any] = {"ep_size": 72, "max_tokens_per_rank": 4096, "top_k": 8, "hidden": 7168}
+    wide = OneSidedAllToAll.workspace_bytes(**shape, protocol="sentinel")
+    narrow: dict[str, Any] = {name: np.int32(value) for name, value in shape.items()}
+    assert OneSidedAllToAll.workspace_bytes(**narrow, protocol="sentinel") == wide > 1 << 33
 
 
 def test_the_workspace_size_is_a_function_of_the_shapes() -> None:

@@ -63,7 +63,7 @@ def test_one_build_serves_until_a_source_an_option_or_the_architecture_changes(
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("damage", ["cubin torn", "cubin gone", "log torn", "log gone"])
+@pytest.mark.parametrize("damage", ["cubin torn", "cubin gone", "log torn", "log gone", "log overwritten"])
 def test_a_damaged_artifact_is_built_again(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = count_compilations(monkeypatch)
     cubin = jit.build("sm_90a", folder=folder)
@@ -71,6 +71,8 @@ def test_a_damaged_artifact_is_built_again(folder: Path, damage: str, monkeypatc
     victim = cubin.path if damage.startswith("cubin") else cubin.log_path
     if damage.endswith("gone"):
         victim.unlink()
+    elif damage.endswith("overwritten"):
+        victim.write_bytes(b"\xff\xfe\x80 no text")
     else:
         victim.write_bytes(victim.read_bytes()[:40])
     assert jit.build("sm_90a", folder=folder) == cubin

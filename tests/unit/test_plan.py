@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
 from epcross.harness.planning import assemble
+from epcross.harness.planning import plan as plan_module
 from epcross.harness.planning.grid import block_problems, excluded, expand, override_axis
 from epcross.harness.planning.library import Library
 from epcross.harness.planning.plan import Plan, build
@@ -206,14 +208,21 @@ def test_impossible_points_stay_in_the_plan_with_their_reason():
         ("small", 128, Status.UNSUPPORTED, "max_tokens_per_rank=128 is above its limit 64"),
         ("absent", 8, Status.UNAVAILABLE, "the library libabsent is not installed; pip install libabsent"),
         ("absent", 128, Status.UNAVAILABLE, "the library libabsent is not installed; pip install libabsent"),
-        ("gpu", 8, Status.UNSUPPORTED, "gpu runs in domain nvlink, not in cpu"),
-        ("gpu", 128, Status.UNSUPPORTED, "gpu runs in domain nvlink, not in cpu"),
+        ("gpu", 8, Status.UNSUPPORTED, "gpu runs in domain nvlink, not in cpu: take device=cuda"),
+        ("gpu", 128, Status.UNSUPPORTED, "gpu runs in domain nvlink, not in cpu: take device=cuda"),
         ("careless", 8, Status.UNAVAILABLE, "its check failed with RuntimeError: driver not loaded"),
         ("careless", 128, Status.UNAVAILABLE, "its check failed with RuntimeError: driver not loaded"),
     ]
     (job,) = plan.jobs
     assert [(p.backend, p.tokens_per_rank) for p in job.points] == [("plain", 8), ("plain", 128), ("small", 8)]
     assert job.backends == ("plain", "small")
+
+
+def test_the_devices_that_are_named_are_those_there_are():
+    found = {}
+    for path in sorted((Path(__file__).parents[2] / "conf" / "device").glob("*.yaml")):
+        found.setdefault(Domain(yaml.safe_load(path.read_text())["domain"]), []).append(path.stem)
+    assert {domain: tuple(names) for domain, names in found.items()} == plan_module._DEVICES
 
 
 def test_a_plan_survives_json():

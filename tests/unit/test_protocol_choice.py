@@ -57,11 +57,15 @@ def test_the_limits_of_committed_rows_are_where_their_medians_cross():
 
 
 def test_the_file_of_h200s_says_what_the_committed_rows_say():
+    """Each run by itself: of the two in which all ranks share a launch at EP 16 to 64, one has half of EP 64."""
     stored = Crossovers.load(MEASURED.parent / "crossovers" / "h200.json").entries
-    runs = sorted({source.split(";")[0] for _, source in stored.values()})
-    found = choices([run for name in runs for run in material.load([MEASURED / name]).runs])
+    runs = sorted(path for path in MEASURED.iterdir() if "-onesided_" in path.name)
+    found = [one for run in runs for one in choices(material.load([run]).runs)]
     assert stored == {one.setting: (one.sentinel_up_to, one.source) for one in found}
-    assert {setting.ep_size for setting in stored} == {2, 8, 64}
+    assert {(setting.ep_size, setting.machine.split(", ")[1]) for setting in stored} == {
+        *((ep_size, "local") for ep_size in (2, 8, 16, 32, 64)),
+        (2, "posix_fd"),
+    }
 
 
 def test_rows_that_do_not_decide_are_refused_with_the_next_step():
