@@ -72,8 +72,8 @@ def equal_to_emulation() -> dict[int, float]:
     launch: Any = product_kernel
     launch[(1,)](*(each.cuda() for each in codes), out, K=K, TILE=TILE)
     made = out.cpu()
-    sides = [each.float() for each in codes]
-    return {bits: (_tensor_core.added(*sides, bits) == made).float().mean().item() for bits in BITS}
+    left, right = (each.float() for each in codes)
+    return {bits: (_tensor_core.added(left, right, bits) == made).float().mean().item() for bits in BITS}
 
 
 def lost() -> dict[str, float]:
