@@ -161,10 +161,13 @@ class ExpertsOnly(LayerBackend):
         """See `Backend`."""
         assert self._compute is not None
         told = self._compute.describe()
+        chosen = [f"{name} {value}" for name, value in told.options.items()]
+        if self._shape(self._point).power_of_two_scales:
+            chosen.append("scales powers of two")
         return Description(
             version=told.version,
             transport="none",
-            algorithm=", ".join([f"{name} {value}" for name, value in told.options.items()]),
+            algorithm=", ".join(chosen),
             kernels=told.kernels,
             workspace_bytes=self._compute.workspace_bytes,
         )
@@ -198,7 +201,7 @@ class ExpertsOnly(LayerBackend):
 
         if self._point.dispatch_format is RowFormat.BF16:
             return hidden.view(torch.uint8), torch.empty(len(hidden), 0, dtype=torch.uint8, device=hidden.device)
-        rows, scales = quantise_fp8_rows(hidden)
+        rows, scales = quantise_fp8_rows(hidden, power_of_two=self._shape(self._point).power_of_two_scales)
         return rows.view(torch.uint8), scales.contiguous().view(torch.uint8)
 
     def _empty(self) -> ExpertRows:

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")
 
 import torch
-from tests._torch_layer import PlainExperts, layer, layer_point
+from tests._torch_layer import PlainExperts, TorchLayer, layer, layer_point
 from tests.contract.threads import on_ranks
 from tests.unit.test_gpu_unit import CONTEXT, TIMING, CpuSession
 
@@ -19,6 +19,7 @@ from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import check_record
 from epcross.harness.terms import BackendKind, Regime, RowFormat
 from epcross.kernels.experts.formats import WeightFormat
+from epcross.kernels.experts.rows import addresses
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 
 
@@ -41,10 +42,10 @@ class LayerSession(CpuSession):
         return LayerTimer(self.device, timer._group, graph=self.backend.graph)
 
 
-def measure(backend, session=LayerSession, **point) -> UnitResult:
+def measure(backend, session=LayerSession, timing=FEW, **point) -> UnitResult:
     unit = Unit(point=layer_point(**point), launch=0)
     (result,) = on_ranks(
-        1, lambda group: measure_unit(backend, unit, FEW, group, CONTEXT, lambda stage: None, session_type=session)
+        1, lambda group: measure_unit(backend, unit, timing, group, CONTEXT, lambda stage: None, session_type=session)
     )
     assert result is not None
     return result
@@ -88,6 +89,24 @@ def test_without_staging_nothing_is_quantised_in_the_window():
     result = measure(layer(staging=False), **FP8)
     assert {r.status for r in result.records if r.phase == "layer"} == {"ok"}
     assert all("quantise" not in (record.boundary or "") for record in result.records)
+
+
+def test_what_later_seeds_keep_lies_where_graphs_of_the_first_one_read():
+    """Graphs are captured once and replayed for every seed, and hold addresses."""
+    seen: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+
+    class Seen(TorchLayer):
+        def in_place(self, set_index):
+            for rank, rows in enumerate(self._kept[set_index]):
+                seen.setdefault((set_index, rank), set()).add(tuple(addresses(rows)))
+            super().in_place(set_index)
+
+    made = Seen(TorchLayer.option_defaults())
+    made.use_compute(PlainExperts)
+    records = measure(made, timing=replace(FEW, seeds=3), **FP8).records
+    assert {(r.status, r.reason) for r in records if r.phase == "layer"} == {("ok", None)}
+    assert len(seen) == FEW.sets * 4
+    assert {len(places) for places in seen.values()} == {1}
 
 
 class DropsAnExpert(PlainExperts):
