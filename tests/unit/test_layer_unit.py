@@ -14,10 +14,10 @@ from tests.unit.test_gpu_unit import CONTEXT, TIMING, CpuSession
 from epcross.harness.backends.experts_only import ExpertsOnly
 from epcross.harness.measuring.layer_timing import LayerTimer
 from epcross.harness.measuring.measure import measure_unit
-from epcross.harness.point import Unit
+from epcross.harness.point import Routing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import check_record
-from epcross.harness.terms import BackendKind, Regime, RowFormat
+from epcross.harness.terms import BackendKind, Regime, RoutingKind, RowFormat
 from epcross.kernels.experts.formats import WeightFormat
 from epcross.kernels.experts.rows import addresses
 from epcross.kernels.experts.torch_grouped import TorchGrouped
@@ -43,7 +43,11 @@ class LayerSession(CpuSession):
 
 
 def measure(backend, session=LayerSession, timing=FEW, **point) -> UnitResult:
-    unit = Unit(point=layer_point(**point), launch=0)
+    return measure_point(backend, layer_point(**point), session, timing)
+
+
+def measure_point(backend, point, session=LayerSession, timing=FEW) -> UnitResult:
+    unit = Unit(point=point, launch=0)
     (result,) = on_ranks(
         1, lambda group: measure_unit(backend, unit, timing, group, CONTEXT, lambda stage: None, session_type=session)
     )
@@ -210,6 +214,18 @@ def test_an_expert_stage_by_itself(layout, formats):
     records = measure(made, kind=BackendKind.EXPERTS, **formats).records
     assert {(r.phase, r.status, r.reason, r.boundary) for r in records} == {("experts", "ok", None, "experts")}
     assert all(0 < (r.error_ratio or 0) <= 2 for r in records)
+
+
+def test_rows_of_an_expert_stage_count_the_slice_that_was_measured():
+    """Where each rank's tokens stay with its own experts, the slice of a rank without tokens reads nothing."""
+    local_only = Routing(kind=RoutingKind.LOCAL_ONLY)
+    for rank, tokens in enumerate((5, 3, 0, 7)):
+        made = OnCpu({"rank": rank, "layout": "rank_major"})
+        made.use_compute(PlainExperts)
+        unit = replace(layer_point(kind=BackendKind.EXPERTS, top_k=2), routing=local_only)
+        record = measure_point(made, unit).records[0]
+        assert (record.experts_hit, record.tokens_per_expert_mean) == (2.0 if tokens else 0.0, tokens)
+        assert record.expert_weight_bytes == (2 * 3 * 128 * 128 * 2 if tokens else 0)
 
 
 @pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
