@@ -17,6 +17,7 @@ from epcross.harness.backends.rank_weights import rank_weights
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import BackendKind, Boundary, Domain, Phase, RowFormat, Sharing
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
+from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout
 from epcross.kernels.experts.quantise import quantise_fp8_rows
 from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, flat_rows
@@ -52,6 +53,8 @@ class ExpertsOnly(LayerBackend):
 
     def unsupported(self, point: Point) -> str | None:
         """What rules out the expert stage, or the slice."""
+        if point.combine_format is not RowFormat.BF16:
+            return f"{self.name} writes bf16 partials; combine_format={point.combine_format} is not one"
         if point.sharing is not Sharing.ONE_LAUNCH:
             return f"{self.name} makes the rows of all ranks in one process; use device=cuda_one_launch"
         if self.options["layout"] not in list(Layout):
@@ -192,8 +195,13 @@ class ExpertsOnly(LayerBackend):
     def _capacity(self, point: Point) -> int:
         return max(1, point.max_tokens_per_rank)
 
+    def _room(self, point: Point) -> int:
+        """Places that there are; of each expert, if rows lie by expert: whole tiles, as exchanges leave room for."""
+        step = 1 if self._layout is Layout.RANK_MAJOR else MASKED_ROWS_MULTIPLE
+        return -(-point.ep_size * self._capacity(point) // step) * step
+
     def _shape(self, point: Point) -> ExpertShape:
-        return expert_shape(point, self.rank, capacity_rows=point.ep_size * self._capacity(point))
+        return expert_shape(point, self.rank, capacity_rows=self._room(point))
 
     def _quantised(self, hidden: "Tensor") -> "tuple[Tensor, Tensor]":
         """Bytes of rows and scales."""
@@ -208,7 +216,7 @@ class ExpertsOnly(LayerBackend):
         import torch
 
         point, top_k, hidden = self._point, self._point.model.top_k, self._point.model.hidden
-        places = point.ep_size * self._capacity(point)
+        places = self._room(point)
         fp8 = point.dispatch_format is not RowFormat.BF16
 
         def zeros(*shape: int, dtype: Any) -> Any:

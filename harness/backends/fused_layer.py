@@ -74,6 +74,8 @@ class FusedLayer(LayerBackend):
         if given not in self.formats:
             known = ", ".join(sorted(f"{rows} x {weights}" for rows, weights in self.formats))
             problems.append(f"{self.name} computes {known} (activations x weights), not {given[0]} x {given[1]}")
+        if point.combine_format is not RowFormat.BF16:
+            problems.append(f"{self.name} sends bf16 partials back; combine_format={point.combine_format} is not one")
         model = point.model
         for name, value in (("hidden", model.hidden), ("intermediate", model.intermediate)):
             if value % self.multiple:

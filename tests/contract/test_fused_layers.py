@@ -13,7 +13,7 @@ from tests.fakes.world import problems
 from epcross.harness.backends.megamoe import MegaMoE
 from epcross.harness.backends.megamoe_flashinfer import MegaMoEMxfp4, MegaMoENvfp4, marlin
 from epcross.harness.backends.megamoe_push import MegaMoEPush
-from epcross.harness.terms import BackendKind, Domain
+from epcross.harness.terms import BackendKind, Domain, RowFormat
 from epcross.harness.verification.layer_contract import LayerVisit, suite
 
 INSTALL = {MegaMoE: (install_deep_gemm, "fp8_fp8"), MegaMoEMxfp4: (install_flashinfer_mega, "fp8_fp4")}
@@ -67,6 +67,7 @@ def point(backend, formats="fp8_fp4", ranks=2, **changes):
         (MegaMoEMxfp4, {"formats": "fp8_fp8"}, "megamoe_mxfp4 computes fp8 x fp4"),
         (MegaMoEMxfp4, {"ranks": 3}, "takes a power of two of ranks up to 32, not 3"),
         (MegaMoEMxfp4, {"tokens": (3, 4)}, "takes the same tokens on every rank"),
+        (MegaMoEMxfp4, {"combine_format": RowFormat.FP8}, "combine_format=fp8 is not one"),
         (MegaMoENvfp4, {}, "takes 4 or 8 ranks, not 2"),
         (MegaMoEPush, {"formats": "bf16_bf16"}, "takes top_k 1, 2, 4, 6, 8, not 3"),
         (MegaMoE, {}, "megamoe computes bf16 x bf16, fp8 x fp8, mxfp8 x fp4"),

@@ -18,6 +18,7 @@ from epcross.harness.point import Routing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import check_record
 from epcross.harness.terms import BackendKind, Regime, RoutingKind, RowFormat
+from epcross.kernels.experts.deepgemm import DeepGemm
 from epcross.kernels.experts.formats import WeightFormat
 from epcross.kernels.experts.rows import addresses
 from epcross.kernels.experts.torch_grouped import TorchGrouped
@@ -226,6 +227,16 @@ def test_rows_of_an_expert_stage_count_the_slice_that_was_measured():
         record = measure_point(made, unit).records[0]
         assert (record.experts_hit, record.tokens_per_expert_mean) == (2.0 if tokens else 0.0, tokens)
         assert record.expert_weight_bytes == (2 * 3 * 128 * 128 * 2 if tokens else 0)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("formats", [{}, FP8], ids=["bf16", "fp8"])
+def test_rows_by_expert_have_room_for_whole_tiles_of_masked_products(tokens, formats):
+    point = layer_point((tokens,) * 4, kind=BackendKind.EXPERTS, **formats)
+    made = OnCpu({"rank": 0, "layout": "expert_major"})
+    made.use_compute(DeepGemm)
+    assert made.unsupported(point) is None
+    assert "combine_format=fp8" in (made.unsupported(replace(point, combine_format=RowFormat.FP8)) or "")
 
 
 @pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
