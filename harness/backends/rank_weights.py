@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,7 +10,11 @@ from epcross.harness.backends.base import Int32
 from epcross.harness.backends.layer import WEIGHT_SEED, expert_shape
 from epcross.harness.point import Point
 from epcross.kernels.experts.formats import ExpertShape
+from epcross.kernels.experts.oracle import made_experts, stored_experts
 from epcross.kernels.experts.weights import ExpertWeights, copies_needed, make_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHECK_SHARE = 4
 """All ranks' weights are held for checks if they take at most this part of the device; else each is made when asked."""
@@ -44,14 +49,16 @@ def rank_weights(point: Point, rank: int, device: str, ids: Sequence[Int32] = ()
     return replace(held, copies=held.copies[:copies])
 
 
-def check_weights(point: Point, rank: int, device: str) -> ExpertWeights:
-    """The weights of any rank, for an oracle: one copy, kept if all ranks' fit beside what is measured."""
+def check_expert(point: Point, slot: int, device: str) -> "tuple[Tensor, Tensor]":
+    """Both matrices of any slot, as an oracle takes them. Its rank's weights are kept if all ranks' fit beside what is
+    measured; else this expert alone is made."""
     _keep_family(point, device)
+    rank = slot // point.experts_per_rank
     shape = expert_shape(point, rank)
     group_bytes = point.placement.num_slots * shape.bytes_per_expert
     if rank in _held.ranks or group_bytes * CHECK_SHARE <= _memory_bytes(device):
-        return rank_weights(point, rank, device)
-    return make_weights(shape, seed=WEIGHT_SEED, device=device)
+        return stored_experts(shape, rank_weights(point, rank, device).copy(0))(slot)
+    return made_experts(shape, WEIGHT_SEED, device)(slot)
 
 
 def release_weights() -> None:

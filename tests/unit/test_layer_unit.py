@@ -11,6 +11,7 @@ from tests._torch_layer import PlainExperts, TorchLayer, layer, layer_point
 from tests.contract.threads import on_ranks
 from tests.unit.test_gpu_unit import CONTEXT, TIMING, CpuSession
 
+from epcross.harness.backends import rank_weights
 from epcross.harness.backends.experts_only import ExpertsOnly
 from epcross.harness.measuring.layer_timing import LayerTimer
 from epcross.harness.measuring.measure import measure_unit
@@ -18,8 +19,9 @@ from epcross.harness.point import Routing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import check_record
 from epcross.harness.terms import BackendKind, Regime, RoutingKind, RowFormat
+from epcross.kernels.experts import oracle, weights
 from epcross.kernels.experts.deepgemm import DeepGemm
-from epcross.kernels.experts.formats import WeightFormat
+from epcross.kernels.experts.formats import Arithmetic, WeightFormat
 from epcross.kernels.experts.rows import addresses
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 
@@ -200,6 +202,56 @@ def test_a_layer_in_place_that_does_nothing_is_incorrect():
     records = measure(made, session=Session).records
     assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
     assert "in place in a timed series" in (records[0].reason or "")
+
+
+RULES = tuple(Arithmetic(intermediate=RowFormat.FP8, power_of_two_scales=powers) for powers in (False, True))
+
+
+class ByEither(TorchLayer):
+    """Of a library that does not say how it scales the intermediate."""
+
+    def arithmetics(self, point):
+        return RULES
+
+
+class ByPowers(PlainExperts):
+    def arithmetic(self, shape):
+        return RULES[1]
+
+
+class ByTurns(PlainExperts):
+    """Another rule each time."""
+
+    runs = 0
+
+    def run(self, rows, weights_copy=0):
+        super().run(rows, weights_copy)
+        self.runs += 1
+
+    def arithmetic(self, shape):
+        return RULES[self.runs % 2]
+
+
+@pytest.mark.parametrize(("compute", "status"), [(PlainExperts, "ok"), (ByPowers, "ok"), (ByTurns, "incorrect")])
+def test_outputs_follow_one_rule_of_several_and_the_same_throughout(compute, status):
+    made = ByEither(ByEither.option_defaults())
+    made.use_compute(compute)
+    records = measure(made, regime=Regime.ENTRY, **FP8).records
+    assert {record.status for record in records} == {status}
+
+
+@pytest.mark.parametrize("room", [1 << 40, 1], ids=["all kept", "each made"])
+@pytest.mark.parametrize("compute", [PlainExperts, SwapsWeights])
+def test_experts_that_do_not_fit_beside_a_layer_are_made_one_by_one(room, compute, monkeypatch):
+    made, matrices = [], weights.matrix
+    monkeypatch.setattr(rank_weights, "_memory_bytes", lambda device: room)
+    monkeypatch.setattr(oracle, "matrix", lambda *given: made.append(given[3]) or matrices(*given))
+    rank_weights.release_weights()
+    device_weights = rank_weights.check_expert(layer_point(**FP8), 5, "cpu")
+    assert made == ([] if room > 1 else [5, 5])
+    assert [one.dtype for one in device_weights] == [torch.float64] * 2
+    status = {record.status for record in measure(layer(compute), **FP8).records if record.phase == "layer"}
+    assert status == ({"incorrect"} if compute is SwapsWeights else {"ok"})
 
 
 class OnCpu(ExpertsOnly):
