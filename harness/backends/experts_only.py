@@ -13,7 +13,7 @@ import numpy as np
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Description, Float32, Group, Int32, Shard
 from epcross.harness.backends.layer import LayerBackend, expert_shape
-from epcross.harness.backends.rank_weights import rank_weights
+from epcross.harness.backends.rank_weights import bytes_of_copies, of_rank, rank_weights
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import BackendKind, Boundary, Domain, Phase, RowFormat, Sharing
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
@@ -70,7 +70,7 @@ class ExpertsOnly(LayerBackend):
         """Weights, rows and outputs."""
         shape = self._shape(point)
         places = shape.capacity_rows * (1 if self._layout is Layout.RANK_MAJOR else shape.num_local_experts)
-        return shape.num_local_experts * shape.bytes_per_expert + places * 4 * point.model.hidden
+        return bytes_of_copies(point) + places * 4 * point.model.hidden
 
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
         """See `LayerBackend`."""
@@ -85,7 +85,7 @@ class ExpertsOnly(LayerBackend):
         ids = [
             np.concatenate([shard.batches[index].ids for shard in shards]) for index in range(len(shards[0].batches))
         ]
-        weights = rank_weights(point, self.rank, self._device, ids)
+        weights = rank_weights(point, self.rank, self._device, of_rank(point, self.rank, ids))
         self._copies, self._next_copy = len(weights.copies), 0
         self._compute = self.make_compute()
         self._compute.prepare(self._shape(point), self._layout, weights)

@@ -8,8 +8,8 @@ import numpy as np
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Group, Reduction, Shard
-from epcross.harness.backends.layer import LayerBackend, expert_shape
-from epcross.harness.backends.rank_weights import rank_weights
+from epcross.harness.backends.layer import LayerBackend
+from epcross.harness.backends.rank_weights import bytes_of_copies, rank_weights, shared_out
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import BackendKind, Boundary, Domain, Phase, WeightsBy
 from epcross.kernels.experts.formats import WeightFormat
@@ -93,8 +93,7 @@ class FusedLayer(LayerBackend):
     def workspace_bytes(self, point: Point) -> int:
         """About the library's buffer: rows of every selection that may come here, twice, and the weights."""
         rows = point.ep_size * max(1, point.max_tokens_per_rank) * min(point.model.top_k, point.experts_per_rank)
-        weights = point.experts_per_rank * expert_shape(point, 0).bytes_per_expert
-        return rows * (point.model.hidden + point.model.intermediate) * 2 + weights
+        return rows * (point.model.hidden + point.model.intermediate) * 2 + bytes_of_copies(point)
 
     def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:
         """See `LayerBackend`."""
@@ -105,7 +104,9 @@ class FusedLayer(LayerBackend):
         self._device, self._staging = vendor.device(), bool(self.options["staging"])
         ids_dtype = getattr(torch, self.ids_type)
         self._inputs = [FusedInputs(point, batch, self._device, ids_dtype) for batch in shard.batches]
-        weights = rank_weights(point, shard.rank, self._device, [batch.ids for batch in shard.batches])
+        weights = rank_weights(
+            point, shard.rank, self._device, shared_out(point, [batch.ids for batch in shard.batches])
+        )
         self._open = True
         quantises = {Boundary.QUANTISE} if point.dispatch_format is not RowFormat.BF16 else set()
         staged = self.stages | quantises if self._staging else frozenset()

@@ -16,7 +16,7 @@ from epcross.harness.backends.base import Batch, Description, Group, Shard
 from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.backends.kept_rows import keep_again, kept, put_back
 from epcross.harness.backends.layer import LayerBackend, expert_shape, layer_boundaries
-from epcross.harness.backends.rank_weights import rank_weights
+from epcross.harness.backends.rank_weights import bytes_of_copies, rank_weights, shared_out
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Phase, RowFormat
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
@@ -113,9 +113,7 @@ class SplitLayer(LayerBackend):
 
     def workspace_bytes(self, point: Point) -> int:
         """Of the exchange, and the weights."""
-        return self.exchange.workspace_bytes(_sent(self.exchange, point)) + (
-            point.experts_per_rank * self._shape(point, 0).bytes_per_expert
-        )
+        return self.exchange.workspace_bytes(_sent(self.exchange, point)) + bytes_of_copies(point)
 
     def prebuild(self) -> None:
         """See `Backend`."""
@@ -145,7 +143,9 @@ class SplitLayer(LayerBackend):
         self._computes: list[ExpertCompute] = []
         self._copies = 1
         for shard in shards:
-            weights = rank_weights(point, shard.rank, self._device, [batch.ids for batch in shard.batches])
+            weights = rank_weights(
+                point, shard.rank, self._device, shared_out(point, [batch.ids for batch in shard.batches])
+            )
             self._copies = max(self._copies, len(weights.copies))
             compute = self.make_compute()
             compute.prepare(self._shape(point, shard.rank), self.exchange.layout, weights)

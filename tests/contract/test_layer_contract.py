@@ -134,7 +134,9 @@ def test_scales_are_powers_of_two_where_tensor_cores_read_no_others(backend, nam
 
 @pytest.mark.parametrize("formats", ["fp8_fp8", "fp8_fp4"])
 def test_deepgemm_is_not_refused_for_its_scales_there(formats, capability_10):
-    (case,) = [c for c in suite(BackendKind.LAYER, 2, "layer_deepep_v2", compute="deepgemm") if c.name == f"plain_{formats}"]
+    (case,) = [
+        c for c in suite(BackendKind.LAYER, 2, "layer_deepep_v2", compute="deepgemm") if c.name == f"plain_{formats}"
+    ]
     made = LayerDeepEPV2(LayerDeepEPV2.option_defaults())
     made.use_compute(DeepGemm)
     assert made.unsupported(replace(case.point, domain=Domain.NVLINK)) is None

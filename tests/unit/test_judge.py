@@ -291,7 +291,10 @@ def test_a_window_that_leaves_staging_out_is_not_set_against_one_that_has_it(tmp
         ),
     ]
     assert verdict_of(book_of("P04"), *both).verdict == "inside"
-    actors = {**BOOK.actors, "megamoe": Actor(says="", reproduces=(Member(backend="megamoe", options={"staging": False}),))}
+    actors = {
+        **BOOK.actors,
+        "megamoe": Actor(says="", reproduces=(Member(backend="megamoe", options={"staging": False}),)),
+    }
     named = replace(book_of("P04"), actors=actors)
     assert verdict_of(named, *both).verdict == "outside"
 

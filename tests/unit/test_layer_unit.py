@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")
 
+import numpy as np
 import torch
 from tests._torch_layer import PlainExperts, TorchLayer, layer, layer_point
 from tests.contract.threads import on_ranks
@@ -252,6 +253,19 @@ def test_experts_that_do_not_fit_beside_a_layer_are_made_one_by_one(room, comput
     assert [one.dtype for one in device_weights] == [torch.float64] * 2
     status = {record.status for record in measure(layer(compute), **FP8).records if record.phase == "layer"}
     assert status == ({"incorrect"} if compute is SwapsWeights else {"ok"})
+
+
+def test_copies_of_weights_are_counted_by_what_the_sets_of_a_rank_read():
+    point = layer_point()  # 8 slots of 4 ranks, 196608 bytes of bf16 each
+    sets = [np.array([[0, 1, 2], [0, 1, 4]]), np.array([[0, 1, 2], [2, 1, -1]])]
+    assert [rank_weights.of_rank(point, rank, sets) for rank in range(4)] == [2, 1, 1, 1]
+    assert rank_weights.shared_out(point, sets) == 1
+    assert rank_weights.shared_out(replace(point, tokens=(5, 3), ep_size=2), sets) == 1
+    expert = 2 * 3 * 128 * 128
+    copies = -(-2 * rank_weights.LARGEST_CACHE_BYTES // expert)  # one token less than none chooses one expert a rank
+    assert rank_weights.bytes_of_copies(point) == 2 * copies * 2 * expert
+    large = layer_point((64,) * 4, hidden=7168)
+    assert rank_weights.bytes_of_copies(large) == 2 * 2 * 2 * 3 * 7168**2  # all are read: one copy, and its layout
 
 
 class OnCpu(ExpertsOnly):
