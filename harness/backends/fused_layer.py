@@ -61,6 +61,7 @@ class FusedLayer(LayerBackend):
     stages: ClassVar[frozenset[Boundary]] = frozenset({Boundary.STAGE})  # what `staging` puts inside the window
 
     _open = False
+    _buffers: "Sequence[Any]" = ()  # of the library; none yet, if `make` failed
 
     @classmethod
     def option_defaults(cls) -> Mapping[str, Scalar]:

@@ -28,6 +28,7 @@ class MegaMoEPush(FusedLayer):
     name = "megamoe_push"
     formats = frozenset({(RowFormat.BF16, WeightFormat.BF16)})
     ids_type = "int32"
+    _layers: "Sequence[Any]" = ()
     multiple = 256
     stages = frozenset()
     boundary = layer_boundaries(
