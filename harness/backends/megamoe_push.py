@@ -98,7 +98,7 @@ class MegaMoEPush(FusedLayer):
                 megakernel=getattr(moe_ep, CONFIG)(intermediate_size=point.model.intermediate, top_k=point.model.top_k)
             ),
         )
-        self._layers.append(layer)
+        self._layers = [*self._layers, layer]
         layer.warmup(self._tensors(0))
         return layer
 

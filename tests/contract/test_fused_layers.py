@@ -14,8 +14,8 @@ from epcross.harness.backends.megamoe import MegaMoE
 from epcross.harness.backends.megamoe_flashinfer import MegaMoEMxfp4, MegaMoENvfp4, marlin
 from epcross.harness.backends.megamoe_push import MegaMoEPush
 from epcross.harness.terms import BackendKind, Domain, RowFormat
-from epcross.kernels.experts import oracle
 from epcross.harness.verification.layer_contract import LayerVisit, suite
+from epcross.kernels.experts import oracle
 
 INSTALL = {MegaMoE: (install_deep_gemm, "fp8_fp8"), MegaMoEMxfp4: (install_flashinfer_mega, "fp8_fp4")}
 
@@ -99,6 +99,7 @@ def test_on_capability_10_the_intermediate_has_the_least_powers_of_two_that_hold
     values[0, 1] = 17.0
     assert oracle.requantised(values, rule)[0, 1] in (16.0, 17.0, 18.0)
     assert rule.weight_first
+    assert rule.gate_up_rounded
 
 
 def test_a_library_without_the_kernel_is_absent_and_a_point_says_nothing_of_it(monkeypatch):
