@@ -73,7 +73,7 @@ class PlainExperts(ExpertCompute):
         return next(iter(shape.problems()), None)
 
     def arithmetic(self, shape: Any) -> Arithmetic:
-        return Arithmetic(intermediate=shape.row_format)
+        return Arithmetic(intermediate=shape.row_format, power_of_two_scales=shape.power_of_two_scales)
 
     def prepare(self, shape: Any, layout: Any, weights: Any) -> None:
         import torch

@@ -13,10 +13,11 @@ import numpy as np
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Description, Float32, Group, Int32, Shard
 from epcross.harness.backends.layer import LayerBackend, expert_shape
-from epcross.harness.backends.rank_weights import rank_weights
+from epcross.harness.backends.rank_weights import bytes_of_copies, of_rank, rank_weights
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import BackendKind, Boundary, Domain, Phase, RowFormat, Sharing
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
+from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout
 from epcross.kernels.experts.quantise import quantise_fp8_rows
 from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, flat_rows
@@ -52,6 +53,8 @@ class ExpertsOnly(LayerBackend):
 
     def unsupported(self, point: Point) -> str | None:
         """What rules out the expert stage, or the slice."""
+        if point.combine_format is not RowFormat.BF16:
+            return f"{self.name} writes bf16 partials; combine_format={point.combine_format} is not one"
         if point.sharing is not Sharing.ONE_LAUNCH:
             return f"{self.name} makes the rows of all ranks in one process; use device=cuda_one_launch"
         if self.options["layout"] not in list(Layout):
@@ -67,7 +70,7 @@ class ExpertsOnly(LayerBackend):
         """Weights, rows and outputs."""
         shape = self._shape(point)
         places = shape.capacity_rows * (1 if self._layout is Layout.RANK_MAJOR else shape.num_local_experts)
-        return shape.num_local_experts * shape.bytes_per_expert + places * 4 * point.model.hidden
+        return bytes_of_copies(point) + places * 4 * point.model.hidden
 
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
         """See `LayerBackend`."""
@@ -82,7 +85,7 @@ class ExpertsOnly(LayerBackend):
         ids = [
             np.concatenate([shard.batches[index].ids for shard in shards]) for index in range(len(shards[0].batches))
         ]
-        weights = rank_weights(point, self.rank, self._device, ids)
+        weights = rank_weights(point, self.rank, self._device, of_rank(point, self.rank, ids))
         self._copies, self._next_copy = len(weights.copies), 0
         self._compute = self.make_compute()
         self._compute.prepare(self._shape(point), self._layout, weights)
@@ -161,10 +164,13 @@ class ExpertsOnly(LayerBackend):
         """See `Backend`."""
         assert self._compute is not None
         told = self._compute.describe()
+        chosen = [f"{name} {value}" for name, value in told.options.items()]
+        if self._shape(self._point).power_of_two_scales:
+            chosen.append("scales powers of two")
         return Description(
             version=told.version,
             transport="none",
-            algorithm=", ".join([f"{name} {value}" for name, value in told.options.items()]),
+            algorithm=", ".join(chosen),
             kernels=told.kernels,
             workspace_bytes=self._compute.workspace_bytes,
         )
@@ -189,8 +195,13 @@ class ExpertsOnly(LayerBackend):
     def _capacity(self, point: Point) -> int:
         return max(1, point.max_tokens_per_rank)
 
+    def _room(self, point: Point) -> int:
+        """Places that there are; of each expert, if rows lie by expert: whole tiles, as exchanges leave room for."""
+        step = 1 if self._layout is Layout.RANK_MAJOR else MASKED_ROWS_MULTIPLE
+        return -(-point.ep_size * self._capacity(point) // step) * step
+
     def _shape(self, point: Point) -> ExpertShape:
-        return expert_shape(point, self.rank, capacity_rows=point.ep_size * self._capacity(point))
+        return expert_shape(point, self.rank, capacity_rows=self._room(point))
 
     def _quantised(self, hidden: "Tensor") -> "tuple[Tensor, Tensor]":
         """Bytes of rows and scales."""
@@ -198,14 +209,14 @@ class ExpertsOnly(LayerBackend):
 
         if self._point.dispatch_format is RowFormat.BF16:
             return hidden.view(torch.uint8), torch.empty(len(hidden), 0, dtype=torch.uint8, device=hidden.device)
-        rows, scales = quantise_fp8_rows(hidden)
+        rows, scales = quantise_fp8_rows(hidden, power_of_two=self._shape(self._point).power_of_two_scales)
         return rows.view(torch.uint8), scales.contiguous().view(torch.uint8)
 
     def _empty(self) -> ExpertRows:
         import torch
 
         point, top_k, hidden = self._point, self._point.model.top_k, self._point.model.hidden
-        places = point.ep_size * self._capacity(point)
+        places = self._room(point)
         fp8 = point.dispatch_format is not RowFormat.BF16
 
         def zeros(*shape: int, dtype: Any) -> Any:

@@ -8,8 +8,8 @@ import numpy as np
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Group, Reduction, Shard
-from epcross.harness.backends.layer import LayerBackend, expert_shape
-from epcross.harness.backends.rank_weights import rank_weights
+from epcross.harness.backends.layer import LayerBackend
+from epcross.harness.backends.rank_weights import bytes_of_copies, rank_weights, shared_out
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import BackendKind, Boundary, Domain, Phase, WeightsBy
 from epcross.kernels.experts.formats import WeightFormat
@@ -61,6 +61,7 @@ class FusedLayer(LayerBackend):
     stages: ClassVar[frozenset[Boundary]] = frozenset({Boundary.STAGE})  # what `staging` puts inside the window
 
     _open = False
+    _buffers: "Sequence[Any]" = ()  # of the library; none yet, if `make` failed
 
     @classmethod
     def option_defaults(cls) -> Mapping[str, Scalar]:
@@ -74,6 +75,8 @@ class FusedLayer(LayerBackend):
         if given not in self.formats:
             known = ", ".join(sorted(f"{rows} x {weights}" for rows, weights in self.formats))
             problems.append(f"{self.name} computes {known} (activations x weights), not {given[0]} x {given[1]}")
+        if point.combine_format is not RowFormat.BF16:
+            problems.append(f"{self.name} sends bf16 partials back; combine_format={point.combine_format} is not one")
         model = point.model
         for name, value in (("hidden", model.hidden), ("intermediate", model.intermediate)):
             if value % self.multiple:
@@ -91,8 +94,7 @@ class FusedLayer(LayerBackend):
     def workspace_bytes(self, point: Point) -> int:
         """About the library's buffer: rows of every selection that may come here, twice, and the weights."""
         rows = point.ep_size * max(1, point.max_tokens_per_rank) * min(point.model.top_k, point.experts_per_rank)
-        weights = point.experts_per_rank * expert_shape(point, 0).bytes_per_expert
-        return rows * (point.model.hidden + point.model.intermediate) * 2 + weights
+        return rows * (point.model.hidden + point.model.intermediate) * 2 + bytes_of_copies(point)
 
     def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:
         """See `LayerBackend`."""
@@ -103,7 +105,9 @@ class FusedLayer(LayerBackend):
         self._device, self._staging = vendor.device(), bool(self.options["staging"])
         ids_dtype = getattr(torch, self.ids_type)
         self._inputs = [FusedInputs(point, batch, self._device, ids_dtype) for batch in shard.batches]
-        weights = rank_weights(point, shard.rank, self._device, [batch.ids for batch in shard.batches])
+        weights = rank_weights(
+            point, shard.rank, self._device, shared_out(point, [batch.ids for batch in shard.batches])
+        )
         self._open = True
         quantises = {Boundary.QUANTISE} if point.dispatch_format is not RowFormat.BF16 else set()
         staged = self.stages | quantises if self._staging else frozenset()

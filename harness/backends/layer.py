@@ -27,6 +27,7 @@ import numpy as np
 from epcross.harness.backends.base import Backend, Batch, BF16Bits, Group, Received, Shard
 from epcross.harness.point import Point
 from epcross.harness.terms import BackendKind, Boundary, GraphSupport, Phase
+from epcross.kernels.experts.capability import power_of_two_scales
 from epcross.kernels.experts.compute import ComputeDescription
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape
 from epcross.kernels.formats import RowFormat
@@ -79,7 +80,8 @@ class LayerBackend(Backend):
         outputs must then be right by one and the same of them. Needs no GPU."""
 
     def keep(self, set_index: int) -> None:
-        """See above. Nothing for kinds without an exchange of their own."""
+        """See above, in the same memory each time, since graphs of `in_place` are replayed with what is kept later.
+        Nothing for kinds without an exchange of their own."""
         return
 
     def in_place(self, set_index: int) -> None:
@@ -123,7 +125,7 @@ class LayerBackend(Backend):
 
 
 def expert_shape(point: Point, rank: int, *, capacity_rows: int = 1) -> ExpertShape:
-    """The experts that `rank` holds at a layer's point, and the format in which rows come to them."""
+    """The experts that `rank` holds at a layer's point, and the format in which rows come to them on this machine."""
     assert point.weight_format is not None
     model = point.model
     return ExpertShape(
@@ -135,6 +137,7 @@ def expert_shape(point: Point, rank: int, *, capacity_rows: int = 1) -> ExpertSh
         row_format=point.dispatch_format,
         weight_format=point.weight_format,
         capacity_rows=capacity_rows,
+        power_of_two_scales=power_of_two_scales(point.dispatch_format),
         expected_rows_per_expert=max(1, sum(point.tokens) * model.top_k // point.placement.num_slots),
     )
 

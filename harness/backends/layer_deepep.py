@@ -1,7 +1,7 @@
 """Layers around DeepEP: both generations, and both modes of the first."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from epcross.harness.backends.deepep import DeepEP
@@ -11,6 +11,7 @@ from epcross.harness.backends.deepep_v2 import DeepEPV2
 from epcross.harness.backends.split_layer import Given, InLayer, SplitLayer
 from epcross.harness.point import Point
 from epcross.harness.terms import RowFormat
+from epcross.kernels.experts.capability import power_of_two_scales
 from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE
 from epcross.kernels.experts.formats import FP8_BLOCK, Layout
 from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, flat_rows
@@ -92,10 +93,12 @@ class LowLatencyInLayer(DeepEPLowLatency, InLayer):
     room_multiple = MASKED_ROWS_MULTIPLE  # the one expert stage that reads rows by expert asks for it
 
     _fp8 = False
+    _rounded: Mapping[str, bool] = {}
 
     def use_format(self, row_format: RowFormat) -> None:
         """How rows travel, where that is not how they are given."""
         self._fp8 = row_format is RowFormat.FP8
+        self._rounded = {"round_scale": True} if power_of_two_scales(row_format) else {}
 
     def capacity_rows(self, point: Point) -> int:
         """See `InLayer`: of each expert."""
@@ -117,7 +120,7 @@ class LowLatencyInLayer(DeepEPLowLatency, InLayer):
             return
         inputs = self._inputs[set_index]
         self._landed = self._buffer.low_latency_dispatch(
-            inputs.values, inputs.ids, self._most, self._slots, use_fp8=True
+            inputs.values, inputs.ids, self._most, self._slots, use_fp8=True, **self._rounded
         )
 
     def landed_ranks(self, set_index: int) -> Sequence[ExpertRows]:

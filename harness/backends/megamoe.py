@@ -67,11 +67,15 @@ class MegaMoE(FusedLayer):
 
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
         """See `LayerBackend`. On capability 9 a scale covers 64 or 128 values of the intermediate, by the tile that
-        the library chooses."""
+        the library chooses. On 10 gate and up are rounded to bf16 first, and a scale covers 32 and is the least power
+        of two with which none saturates (its impls/sm100_fp8_fp4_mega_moe.cuh and sm100_bf16_mega_moe.cuh)."""
         common: dict[str, Any] = {"weight_first": True, "output_rounded": True}
         if point.dispatch_format is RowFormat.FP8:
             return [Arithmetic(intermediate=RowFormat.FP8, scale_block=block, **common) for block in (64, 128)]
-        return [Arithmetic(intermediate=point.dispatch_format, **common)]
+        common["gate_up_rounded"] = True
+        if point.dispatch_format is RowFormat.BF16:
+            return [Arithmetic(intermediate=RowFormat.BF16, **common)]
+        return [Arithmetic(intermediate=RowFormat.FP8, scale_block=32, power_of_two_scales=True, **common)]
 
     def make(self, torch_group: Any, buffers: int) -> None:
         """See `FusedLayer`."""

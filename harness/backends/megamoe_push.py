@@ -28,6 +28,7 @@ class MegaMoEPush(FusedLayer):
     name = "megamoe_push"
     formats = frozenset({(RowFormat.BF16, WeightFormat.BF16)})
     ids_type = "int32"
+    _layers: "Sequence[Any]" = ()
     multiple = 256
     stages = frozenset()
     boundary = layer_boundaries(
@@ -97,7 +98,7 @@ class MegaMoEPush(FusedLayer):
                 megakernel=getattr(moe_ep, CONFIG)(intermediate_size=point.model.intermediate, top_k=point.model.top_k)
             ),
         )
-        self._layers.append(layer)
+        self._layers = [*self._layers, layer]
         layer.warmup(self._tensors(0))
         return layer
 

@@ -14,9 +14,9 @@ import numpy as np
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Batch, Description, Group, Shard
 from epcross.harness.backends.gpu import GpuBackend
-from epcross.harness.backends.kept_rows import kept, put_back
+from epcross.harness.backends.kept_rows import keep_again, kept, put_back
 from epcross.harness.backends.layer import LayerBackend, expert_shape, layer_boundaries
-from epcross.harness.backends.rank_weights import rank_weights
+from epcross.harness.backends.rank_weights import bytes_of_copies, rank_weights, shared_out
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Phase, RowFormat
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
@@ -113,9 +113,7 @@ class SplitLayer(LayerBackend):
 
     def workspace_bytes(self, point: Point) -> int:
         """Of the exchange, and the weights."""
-        return self.exchange.workspace_bytes(_sent(self.exchange, point)) + (
-            point.experts_per_rank * self._shape(point, 0).bytes_per_expert
-        )
+        return self.exchange.workspace_bytes(_sent(self.exchange, point)) + bytes_of_copies(point)
 
     def prebuild(self) -> None:
         """See `Backend`."""
@@ -145,7 +143,9 @@ class SplitLayer(LayerBackend):
         self._computes: list[ExpertCompute] = []
         self._copies = 1
         for shard in shards:
-            weights = rank_weights(point, shard.rank, self._device, [batch.ids for batch in shard.batches])
+            weights = rank_weights(
+                point, shard.rank, self._device, shared_out(point, [batch.ids for batch in shard.batches])
+            )
             self._copies = max(self._copies, len(weights.copies))
             compute = self.make_compute()
             compute.prepare(self._shape(point, shard.rank), self.exchange.layout, weights)
@@ -206,7 +206,10 @@ class SplitLayer(LayerBackend):
     def keep(self, set_index: int) -> None:
         """See `LayerBackend`."""
         vendor.synchronize()
-        self._kept[set_index] = [kept(rows) for rows in self.exchange.landed_ranks(set_index)]
+        landed, before = self.exchange.landed_ranks(set_index), self._kept.get(set_index)
+        self._kept[set_index] = (
+            [kept(rows) for rows in landed] if before is None else list(map(keep_again, before, landed))
+        )
 
     def in_place(self, set_index: int) -> None:
         """See `LayerBackend`."""
@@ -245,6 +248,8 @@ class SplitLayer(LayerBackend):
         told, experts = self.exchange.describe(), self.compute_description()
         own = sum(compute.workspace_bytes for compute in self._computes) // len(self._computes)
         chosen = [f"{name} {value}" for name, value in experts.options.items()]
+        if self._shape(self._point, 0).power_of_two_scales:
+            chosen.append("scales powers of two")
         return replace(
             told,
             algorithm=", ".join(filter(None, [told.algorithm, *chosen, f"weights in {self._copies} copies"])),
@@ -279,10 +284,11 @@ class SplitLayer(LayerBackend):
     def _quantise(self, set_index: int) -> None:
         import torch
 
-        width = self._point.model.hidden
+        width, powers = self._point.model.hidden, self._shape(self._point, 0).power_of_two_scales
         for given, hidden in zip(self.exchange.given_ranks(set_index), self._hidden[set_index], strict=True):
             rows = given.rows[:, :width].view(torch.float8_e4m3fn)
-            quantise_rows(hidden, rows, given.scales[:, : 4 * (width // FP8_BLOCK)].view(torch.float32))
+            scales = given.scales[:, : 4 * (width // FP8_BLOCK)].view(torch.float32)
+            quantise_rows(hidden, rows, scales, power_of_two=powers)
 
     def _shape(self, point: Point, rank: int) -> ExpertShape:
         shape = expert_shape(point, rank, capacity_rows=self.exchange.capacity_rows(_sent(self.exchange, point)))

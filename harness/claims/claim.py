@@ -86,10 +86,14 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A backend with some of its options; options that are not named may be anything."""
+    """A backend with some of its options, and of a layer the expert stage; what is not named may be anything.
+
+    Except `staging`: unless it is named, rows whose inputs were quantised or staged before the window do not count.
+    """
 
     backend: str
     options: Mapping[str, Scalar] = field(default_factory=dict)
+    compute: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,20 +68,21 @@ def select(
 
 
 def _member_text(member: Member) -> str:
-    options = " ".join(f"{name}={value}" for name, value in member.options.items())
-    return f"{member.backend} {options}".strip()
+    options = [f"{name}={value}" for name, value in member.options.items()]
+    return " ".join([member.backend, *([f"compute={member.compute}"] if member.compute else []), *options])
 
 
 def _of_members(rows: "pd.DataFrame", members: Sequence[Member]) -> "pd.Series":
-    """Which rows are of one of these backends, with the options that are named."""
+    """Which rows are of one of these backends, with the options and the expert stage that are named."""
     import pandas as pd
 
     chosen = pd.Series(False, index=rows.index)
     for member in members:
         own = rows["backend"] == member.backend
-        if member.options:
-            fits = {text: _has_options(text, member) for text in rows.loc[own, "options"].unique()}
-            own &= rows["options"].map(fits).eq(True)
+        fits = {text: _has_options(text, member) for text in rows.loc[own, "options"].unique()}
+        own &= rows["options"].map(fits).eq(True)
+        if member.compute:
+            own &= rows["compute"] == member.compute
         chosen |= own
     return chosen
 
@@ -90,8 +91,12 @@ def _has_options(text: str, member: Member) -> bool:
     try:
         options = json.loads(text)
     except ValueError:  # of rows that something else wrote
+        options = None
+    if not isinstance(options, dict):
+        return not member.options
+    if options.get("staging", True) is False and "staging" not in member.options:
         return False
-    return isinstance(options, dict) and all(options.get(name) == value for name, value in member.options.items())
+    return all(options.get(name) == value for name, value in member.options.items())
 
 
 def _conditions(claim: Claim, book: Book) -> Iterator[tuple[str, Callable[[Any], bool], str]]:

@@ -10,13 +10,16 @@ from epcross.harness.backends.layer import expert_shape
 from epcross.harness.point import Point
 
 
-def expert_fields(point: Point, sets: Sequence[Sequence[Int32]]) -> dict[str, Any]:
+def expert_fields(point: Point, sets: Sequence[Sequence[Int32]], *, rank: int | None = None) -> dict[str, Any]:
     """Record fields from the slot ids [T, top_k] of every rank, set after set.
 
-    Weight bytes are those of the experts that some token chose, once each: what a layer reads at least.
+    Weight bytes are those of the experts that some token chose, once each: what a layer reads at least, on the rank
+    that reads most. `rank`: whose experts alone are at work; None: those of all ranks.
     """
     counts = np.stack([_selections(point, ids) for ids in sets])  # [sets, slots]
-    hit = (counts > 0).reshape(len(counts), point.ep_size, -1).sum(axis=2)  # [sets, ranks]
+    if rank is not None:
+        counts = counts[:, rank * point.experts_per_rank : (rank + 1) * point.experts_per_rank]
+    hit = (counts > 0).reshape(len(counts), -1, point.experts_per_rank).sum(axis=2)  # [sets, ranks]
     return {
         "expert_weight_bytes": round(float(hit.max(axis=1).mean()) * expert_shape(point, 0).bytes_per_expert),
         "experts_hit": float(hit.mean()),

@@ -306,14 +306,16 @@ class UnitSession:
         """What is known of a layer's experts; nothing of an exchange. Collective."""
         if not isinstance(self.backend, LayerBackend):
             return {}
+        from epcross.harness.backends.experts_only import ExpertsOnly
         from epcross.harness.measuring.expert_fields import expert_fields
         from epcross.harness.verification.layer_ranks import LayerRanks
 
         assert isinstance(self.ranks, LayerRanks)
         worst = self.ranks.worst_ratio
+        rank = self.backend.rank if isinstance(self.backend, ExpertsOnly) else None
         told = self.backend.compute_description()
         return {
-            **expert_fields(self.point, self.ids),
+            **expert_fields(self.point, self.ids, rank=rank),
             "compute_version": None if told is None else told.version,
             "error_ratio": max(float(data) for data in self.group.all_gather(repr(worst).encode())),
         }

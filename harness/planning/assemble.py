@@ -27,6 +27,9 @@ _USED_BY: dict[str, tuple[Any, ...]] = {
 }
 """Fields that only some kinds read. Elsewhere they are left at their default, so that equal points have equal ids."""
 
+_OF_EXPERTS = ("compute", "weight_format")
+"""Factors that say nothing of an exchange."""
+
 WEIGHTS_BESIDE: dict[RowFormat, WeightFormat] = {
     RowFormat.BF16: WeightFormat.BF16,
     RowFormat.FP8: WeightFormat.FP8,
@@ -96,7 +99,8 @@ class Assembler:
             raise Mismatch(
                 f"no backend is named; add backend=NAME, with one of {', '.join(self._library.names('backend'))}"
             )
-        self._named |= {name for name in values if name.startswith(OPTIONS) or name in FIELDS or name == "compute"}
+        self._named |= {name for name in values if name.startswith(OPTIONS) or name in FIELDS}
+        self._named |= {name for name in _OF_EXPERTS if values.get(name)}
         ep_size = values["ep_size"]
         if not 1 <= ep_size <= MAX_EP_SIZE:
             raise Mismatch(f"ep_size={ep_size} must lie between 1 and {MAX_EP_SIZE}")
@@ -175,6 +179,7 @@ class Assembler:
             kind = BackendKind.LAYER if config.compute else BackendKind.EXCHANGE
         if kind is BackendKind.EXCHANGE:
             return {}
+        self._used.add("weight_format")
         weight_format = values.get("weight_format") or config.weight_format or WEIGHTS_BESIDE[values["dispatch_format"]]
         if kind is BackendKind.FUSED:
             return {"kind": kind, "weight_format": weight_format}
@@ -245,7 +250,7 @@ def _unused_text(name: str) -> str:
         return f"no backend of the sweep has the option '{name.removeprefix(BACKEND_OPTION)}'"
     if name.startswith(COMPUTE_OPTION):
         return f"no expert stage of the sweep has the option '{name.removeprefix(COMPUTE_OPTION)}'"
-    if name == "compute":
-        return "compute is read by layers and expert stages only, and the sweep has none"
+    if name in _OF_EXPERTS:
+        return f"{name} is read by layers and expert stages only, and the sweep has none"
     group = name.split(".")[0]
     return f"{name} is read by {group}={' or '.join(_USED_BY[name])} only, which the sweep does not use"

@@ -12,7 +12,7 @@ import numpy as np
 
 from epcross.harness.backends.base import Group
 from epcross.harness.backends.layer import LayerBackend, expert_shape
-from epcross.harness.backends.rank_weights import check_weights
+from epcross.harness.backends.rank_weights import check_expert
 from epcross.harness.point import Point
 from epcross.harness.terms import BackendKind, Regime, RowFormat, WeightsBy
 from epcross.harness.verification.device_ranks import current_device
@@ -128,17 +128,18 @@ class LayerRanks:
         return list(zip(self.ranks, self.backend.outputs_ranks(set_index), strict=True))
 
     def _judge(self, rank: int, batch: GroupBatch, out: "Tensor") -> oracle.Judgement:
-        """By the arithmetic that explained outputs before, if there are several; else by the one that comes nearest."""
-        judged = oracle.judge(out, self._of(rank, batch, self._arithmetics[0]))
-        for number in range(1, len(self._arithmetics)):
+        """By the arithmetic that explained all outputs before, if there are several. One that does not explain these
+        is not the library's, and is not asked again; if none does, the nearest one's judgement."""
+        nearest: oracle.Judgement | None = None
+        for number, arithmetic in enumerate(self._arithmetics):
+            judged = oracle.judge(out, self._of(rank, batch, arithmetic))
             if judged.ok:
-                break
-            other = oracle.judge(out, self._of(rank, batch, self._arithmetics[number]))
-            if other.times_allowed.max() < judged.times_allowed.max():
-                judged = other
-            if judged.ok:
-                self._arithmetics.insert(0, self._arithmetics.pop(number))
-        return judged
+                del self._arithmetics[:number]
+                return judged
+            if nearest is None or judged.times_allowed.max() < nearest.times_allowed.max():
+                nearest = judged
+        assert nearest is not None, "a layer says where it rounds"
+        return nearest
 
     def _check_in_place(self, set_index: int) -> Mismatch | None:
         """The layer in place was timed too: idle, it would be taken for a layer that only communicates."""
@@ -194,19 +195,15 @@ class LayerRanks:
             return hidden.double()
         if self.point.dispatch_format is RowFormat.MXFP8:
             return mxfp8_values(hidden)
-        quantised, scales = quantise_fp8_rows(hidden)
+        powers = expert_shape(self.point, 0).power_of_two_scales
+        quantised, scales = quantise_fp8_rows(hidden, power_of_two=powers)
         return (quantised.double().unflatten(1, (scales.shape[1], -1)) * scales.double()[..., None]).flatten(1)
 
     def experts(self) -> "Callable[[int], tuple[Tensor, Tensor]]":
         """Any expert of the model by slot, float64, as quantised."""
         point, device = self.point, self._device
 
-        def expert(slot: int) -> "tuple[Tensor, Tensor]":
-            rank = slot // point.experts_per_rank
-            weights = check_weights(point, rank, device)
-            return oracle.stored_experts(expert_shape(point, rank), weights.copy(0))(slot)
-
-        return expert
+        return lambda slot: check_expert(point, slot, device)
 
     def put(self, array: np.ndarray) -> "Tensor":
         """On the device."""

@@ -10,6 +10,7 @@ The library compiles a kernel for each shape when it is first called; `prepare` 
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from epcross.kernels.experts.capability import major_capability
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, on, triton_missing
@@ -68,10 +69,10 @@ class DeepGemm(ExpertCompute):
             return None
         if shape.row_format is not RowFormat.FP8 or shape.weight_format is WeightFormat.BF16:
             return f"multiplies bf16 with bf16, fp8 with fp8 or fp4, not {pair[0]} rows with {pair[1]} weights"
-        major = _capability()
+        major = major_capability()
         if shape.weight_format is WeightFormat.FP4 and major is not None and major < 10:
             return f"fp8 x fp4 needs compute capability 10.0, and this is {major}"
-        if (major is None or major >= 10) and not shape.power_of_two_scales and major is not None:
+        if major is not None and major >= 10 and not shape.power_of_two_scales:
             return "its kernels for compute capability 10 read scales that are powers of two, and these are not"
         return None
 
@@ -252,12 +253,3 @@ def _operands(shape: ExpertShape, copy: Any) -> tuple[Any, Any]:
         (values.view(torch.int8), torch.exp2(scales.float() - 127))
         for values, scales in ((copy.gate_up, copy.gate_up_scales), (copy.down, copy.down_scales))
     )
-
-
-def _capability() -> int | None:
-    """Major compute capability of the current device, if there is one."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else None

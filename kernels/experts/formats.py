@@ -33,7 +33,7 @@ class Arithmetic:
     Without any of these: operands as stored, sums exact, the intermediate quantised once, as is the weighted sum.
     """
 
-    intermediate: RowFormat  # bf16, fp8 (a scale per 128) or mxfp8 (e8m0 per 32)
+    intermediate: RowFormat  # bf16 or fp8
     scale_block: int = FP8_BLOCK  # fp8: values of the intermediate that share a scale
     power_of_two_scales: bool = False  # fp8: scales are rounded up to powers of two
     gate_up_rounded: bool = False  # GEMM1 leaves bf16, and SwiGLU reads that

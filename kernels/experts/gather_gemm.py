@@ -90,9 +90,10 @@ class GatherGemm(ExpertCompute):
             )
         if shape.row_format is RowFormat.FP8 and self._asked.get("block_n", 128) != 128:
             return f"block_n={self._asked['block_n']} must be 128 for fp8: the columns that share a scale"
-        wrong = [name for name in ("hidden", "intermediate") if getattr(shape, name) % 128]
-        if wrong:
-            return f"{wrong[0]}={getattr(shape, wrong[0])} is not a multiple of 128, the width of a tile"
+        sizes = {"hidden": shape.hidden, "intermediate": shape.intermediate}
+        if wrong := [f"{name}={size}" for name, size in sizes.items() if size % 128]:
+            many = "is not a multiple" if len(wrong) == 1 else "are not multiples"
+            return f"{' and '.join(wrong)} {many} of 128, the width of a tile"
         if shape.capacity_rows * max(shape.top_k, shape.num_local_experts, shape.hidden // 2) >= 1 << 31:
             return f"capacity_rows={shape.capacity_rows} is more than its 32-bit index holds"
         return None

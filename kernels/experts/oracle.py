@@ -239,7 +239,7 @@ def requantised(values: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor
 
 def _blocks(values: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor":
     """[n, blocks, values that share a scale]."""
-    return values.unflatten(1, (-1, 32 if arithmetic.intermediate is RowFormat.MXFP8 else arithmetic.scale_block))
+    return values.unflatten(1, (-1, arithmetic.scale_block))
 
 
 def _scales(largest: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor":
@@ -247,12 +247,9 @@ def _scales(largest: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor":
     import torch
 
     largest = largest.float()
-    if arithmetic.intermediate is RowFormat.MXFP8:  # the power of two that the MX standard says, with saturation
-        scale = torch.exp2((torch.frexp(largest)[1] - 9).double())
-    else:
-        scale = (largest / torch.full_like(largest, E4M3_MAX)).double()
-        if arithmetic.power_of_two_scales:
-            scale = torch.exp2(torch.log2(scale).ceil())
+    scale = (largest / torch.full_like(largest, E4M3_MAX)).double()
+    if arithmetic.power_of_two_scales:
+        scale = torch.exp2(torch.log2(scale).ceil())
     return torch.where(largest > 0, scale, 1.0)
 
 

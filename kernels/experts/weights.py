@@ -1,4 +1,4 @@
-"""Expert weights, made and quantised once per format: the same bits on any machine and for every implementation.
+"""Expert weights, made and quantised once per format: the same values on any machine and for every implementation.
 
 Value v of expert (global slot) s is a pure function of (seed, s, matrix, index): SplitMix64 gives 16 uniform bits, and
 a factor that differs from block to block of 128 x 128 spreads the scales, so that a wrong or stale scale shows. Only

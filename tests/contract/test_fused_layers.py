@@ -13,8 +13,9 @@ from tests.fakes.world import problems
 from epcross.harness.backends.megamoe import MegaMoE
 from epcross.harness.backends.megamoe_flashinfer import MegaMoEMxfp4, MegaMoENvfp4, marlin
 from epcross.harness.backends.megamoe_push import MegaMoEPush
-from epcross.harness.terms import BackendKind, Domain
+from epcross.harness.terms import BackendKind, Domain, RowFormat
 from epcross.harness.verification.layer_contract import LayerVisit, suite
+from epcross.kernels.experts import oracle
 
 INSTALL = {MegaMoE: (install_deep_gemm, "fp8_fp8"), MegaMoEMxfp4: (install_flashinfer_mega, "fp8_fp4")}
 
@@ -67,6 +68,7 @@ def point(backend, formats="fp8_fp4", ranks=2, **changes):
         (MegaMoEMxfp4, {"formats": "fp8_fp8"}, "megamoe_mxfp4 computes fp8 x fp4"),
         (MegaMoEMxfp4, {"ranks": 3}, "takes a power of two of ranks up to 32, not 3"),
         (MegaMoEMxfp4, {"tokens": (3, 4)}, "takes the same tokens on every rank"),
+        (MegaMoEMxfp4, {"combine_format": RowFormat.FP8}, "combine_format=fp8 is not one"),
         (MegaMoENvfp4, {}, "takes 4 or 8 ranks, not 2"),
         (MegaMoEPush, {"formats": "bf16_bf16"}, "takes top_k 1, 2, 4, 6, 8, not 3"),
         (MegaMoE, {}, "megamoe computes bf16 x bf16, fp8 x fp8, mxfp8 x fp4"),
@@ -86,6 +88,18 @@ def test_scales_of_nvfp4_are_the_same_powers_of_two_twice():
     made = MegaMoENvfp4(MegaMoENvfp4.option_defaults()).library_scales(torch.arange(122, 134, dtype=torch.uint8)[None])
     values = made.view(torch.float8_e4m3fn).float()
     assert values.tolist() == [[2.0**power for power in range(-5, 7) for _ in range(2)]]
+
+
+def test_on_capability_10_the_intermediate_has_the_least_powers_of_two_that_hold_32_values():
+    (rule,) = MegaMoE(MegaMoE.option_defaults()).arithmetics(point(MegaMoE, dispatch_format=RowFormat.MXFP8))
+    values = torch.zeros(1, 64, dtype=torch.float64)
+    values[0, 0], values[0, 1], values[0, 32] = 500.0, 18.0, 18.0  # by 2, whose steps at 18 are 2; and by 2**-4
+    made = oracle.requantised(values, rule)
+    assert made[0, [0, 1, 32]].tolist() == [512.0, 18.0, 18.0]
+    values[0, 1] = 17.0
+    assert oracle.requantised(values, rule)[0, 1] in (16.0, 17.0, 18.0)
+    assert rule.weight_first
+    assert rule.gate_up_rounded
 
 
 def test_a_library_without_the_kernel_is_absent_and_a_point_says_nothing_of_it(monkeypatch):

@@ -13,13 +13,15 @@ from tests.fakes.deep_ep import install_deep_ep
 from tests.fakes.flashinfer import install_flashinfer
 from tests.fakes.world import problems
 
-from epcross.harness.backends import deepep_ll, deepep_normal
+from epcross.harness.backends import deepep_ll, deepep_normal, split_layer
 from epcross.harness.backends.layer_deepep import LayerDeepEPLowLatency, LayerDeepEPNormal, LayerDeepEPV2
 from epcross.harness.backends.layer_flashinfer import LayerFlashInfer
 from epcross.harness.terms import BackendKind, Domain, Sharing
 from epcross.harness.verification.contract import refusal, run_case
 from epcross.harness.verification.layer_contract import HIDDEN, LayerVisit, suite
+from epcross.kernels.experts import capability, deepgemm
 from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE, DeepGemm
+from epcross.kernels.experts.quantise import quantise_rows
 
 INSTALL = {
     LayerDeepEPV2: install_deep_ep,
@@ -98,3 +100,50 @@ def test_a_dropped_expert_is_found_behind_any_exchange(backend, monkeypatch):
     INSTALL[backend](monkeypatch)
     found = visited(backend, "plain_fp8_fp8", DropsAnExpert)
     assert any("tokens wrong" in text for text in found), found
+
+
+@pytest.fixture
+def capability_10(monkeypatch):
+    """As on a GPU whose tensor cores read scales that are powers of two, and no others."""
+    monkeypatch.setattr(capability, "major_capability", lambda: 10)
+    monkeypatch.setattr(deepgemm, "major_capability", lambda: 10)
+
+
+class OnlyPowersOfTwo(PlainExperts):
+    """Refuses what those tensor cores would read wrongly."""
+
+    def prepare(self, shape, layout, weights):
+        copy = weights.copies[0]
+        if shape.weight_format == "fp8":
+            assert bool((torch.frexp(copy.gate_up_scales)[0] == 0.5).all())
+        super().prepare(shape, layout, weights)
+
+    def _made(self, matrices, expert, rows, scales):
+        if self.shape.row_format == "fp8":
+            scale = scales.contiguous().view(torch.float32)
+            assert bool((torch.frexp(scale)[0] == 0.5).all())
+        return super()._made(matrices, expert, rows, scales)
+
+
+@pytest.mark.parametrize("backend", INSTALL, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("name", ["plain_fp8_fp8", "ragged_fp8_fp4", "plain_bf16_bf16"])
+def test_scales_are_powers_of_two_where_tensor_cores_read_no_others(backend, name, monkeypatch, capability_10):
+    INSTALL[backend](monkeypatch)
+    assert visited(backend, name, OnlyPowersOfTwo) == []
+
+
+@pytest.mark.parametrize("formats", ["fp8_fp8", "fp8_fp4"])
+def test_deepgemm_is_not_refused_for_its_scales_there(formats, capability_10):
+    (case,) = [
+        c for c in suite(BackendKind.LAYER, 2, "layer_deepep_v2", compute="deepgemm") if c.name == f"plain_{formats}"
+    ]
+    made = LayerDeepEPV2(LayerDeepEPV2.option_defaults())
+    made.use_compute(DeepGemm)
+    assert made.unsupported(replace(case.point, domain=Domain.NVLINK)) is None
+
+
+def test_rows_with_other_scales_are_found_there(monkeypatch, capability_10):
+    monkeypatch.setattr(split_layer, "quantise_rows", lambda *given, power_of_two: quantise_rows(*given))
+    case = next(case for case in in_one_launch() if case.name == "plain_fp8_fp8")
+    (found,) = on_ranks(1, lambda group: run_case(layer, case, group, 30, visit_type=LayerVisit))
+    assert "tokens wrong" in str(found), found

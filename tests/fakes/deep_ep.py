@@ -236,6 +236,7 @@ class Buffer:
         num_max_dispatch_tokens_per_rank,
         num_experts,
         use_fp8=True,
+        round_scale=False,
         async_finish=False,
         return_recv_hook=False,
     ):
@@ -264,7 +265,7 @@ class Buffer:
                 begin = end
             counts[expert] = begin
         if use_fp8:  # quantised by the sender; scales lie by column
-            rows, scales = quantise_fp8_rows(rows)
+            rows, scales = quantise_fp8_rows(rows, power_of_two=round_scale)
             rows = rows, scales.transpose(1, 2).contiguous().transpose(1, 2)
         return rows, counts, (info, ranges, most, x.shape[1], num_experts), None, None
 

@@ -95,6 +95,12 @@ def test_faulty_shapes_are_refused_by_all(compute: ExpertCompute) -> None:
             assert says in (compute.unsupported(replace(shape, **wrong), layout) or "")
 
 
+def test_gather_gemm_names_every_size_that_its_tiles_do_not_divide() -> None:
+    shape = shape_of(RowFormat.BF16, BF16, hidden=200, intermediate=77)
+    said = GatherGemm().unsupported(shape, Layout.RANK_MAJOR)
+    assert said == "hidden=200 and intermediate=77 are not multiples of 128, the width of a tile"
+
+
 def test_gather_gemm_says_what_its_index_cannot_hold() -> None:
     shape = shape_of(RowFormat.BF16, BF16, capacity_rows=1 << 24)
     assert "32-bit index" in (GatherGemm().unsupported(shape, Layout.RANK_MAJOR) or "")

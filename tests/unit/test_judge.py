@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from claims_values import BOOK, PUBLISHED, TOKENS, book_of, measured, verdict_of
 
-from epcross.harness.claims.claim import Change, Way
+from epcross.harness.claims.claim import Actor, Change, Member, Way
 from epcross.harness.claims.judge import exit_code, judge
 from epcross.harness.claims.verdict import Better, Verdict
 from epcross.harness.errors import InputError
@@ -261,11 +261,42 @@ def test_up_to_is_about_the_largest(tmp_path: Path, factor: float, verdict: str)
         tmp_path,
         {"layer_onesided": line(10.0), "layer_deepep_v2": lambda t: (factor if t == 8 else 1.1) * (10 + 0.05 * t)},
         phase="layer",
+        compute="deepgemm",
     )
     found = verdict_of(book_of("P03"), rows)
     assert found.verdict == verdict, found
     (one,) = next(iter(found.readings)).findings
     assert one.value == pytest.approx(factor, rel=0.02)
+
+
+def test_a_baseline_that_is_named_by_its_expert_stage_is_no_other_layer(tmp_path: Path) -> None:
+    curves = {"layer_onesided": line(10.0), "layer_deepep_v2": line(24.0)}
+    rows = measured(tmp_path, curves, phase="layer", compute="gather_gemm")
+    found = verdict_of(book_of("P03"), rows)
+    assert found.verdict is Verdict.NOT_MEASURED
+    assert "no rows of layer_deepep_v2 compute=deepgemm" in found.reason
+
+
+def test_a_window_that_leaves_staging_out_is_not_set_against_one_that_has_it(tmp_path: Path) -> None:
+    """It would win: MegaMoE looks ahead from 64 tokens on if its inputs may be staged before."""
+    subject = {"layer_onesided": lambda t: 100.0 * (t / 190) ** 0.2}
+    both = [
+        measured(tmp_path / "staged", {**subject, "megamoe": lambda _: 100.0}, tokens=CROSSING, phase="layer"),
+        measured(
+            tmp_path / "before",
+            {"megamoe": lambda _: 100.0 * (60 / 190) ** 0.2},
+            tokens=CROSSING,
+            phase="layer",
+            options='{"staging":false}',
+        ),
+    ]
+    assert verdict_of(book_of("P04"), *both).verdict == "inside"
+    actors = {
+        **BOOK.actors,
+        "megamoe": Actor(says="", reproduces=(Member(backend="megamoe", options={"staging": False}),)),
+    }
+    named = replace(book_of("P04"), actors=actors)
+    assert verdict_of(named, *both).verdict == "outside"
 
 
 CROSSING = (16, 64, 128, 192, 256, 512)

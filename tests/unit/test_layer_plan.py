@@ -42,6 +42,12 @@ def test_a_sweep_may_name_both_and_the_axes_of_layers_do_not_multiply_exchanges(
         ("layer_onesided", "gather_gemm"),
         ("layer_onesided", "torch_grouped"),
     ]
+    plan = plan_of(*LAYERS, "backend=onesided_fence,megamoe", "weight_format=fp8,bf16")
+    assert [(p.backend, p.weight_format) for p in plan.points] == [
+        ("onesided_fence", None),
+        ("megamoe", WeightFormat.FP8),
+        ("megamoe", WeightFormat.BF16),
+    ]
 
 
 def test_the_backends_file_names_the_usual_stage_and_activations_the_usual_weights():
@@ -88,6 +94,7 @@ def test_options_of_the_stage_are_factors_with_their_types():
         (["backend=layer_onesided", "compute=gathr_gemm"], "unknown compute 'gathr_gemm'; did you mean 'gather_gemm'?"),
         (["backend=layer_onesided", "compute.options.shape=2"], "no expert stage of the sweep has the option 'shape'"),
         (["backend=onesided_fence", "compute=gather_gemm"], "compute is read by layers and expert stages only"),
+        (["backend=onesided_fence", "weight_format=fp8"], "weight_format is read by layers and expert stages only"),
         (["backend=layer_onesided", "weight_format=fp6"], "weight_format is 'fp6'"),
     ],
 )

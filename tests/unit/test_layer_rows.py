@@ -137,6 +137,20 @@ def test_what_experts_had_to_do():
     }
 
 
+def test_what_one_ranks_experts_had_to_do():
+    of = replace(point("ours", 3), kind=BackendKind.EXPERTS, weight_format=WeightFormat.BF16)
+    first = np.array([[0, 1], [1, -1], [4, 1]], np.int32)
+    second = np.array([[2, 3], [2, 3], [2, 3]], np.int32)
+    fields = expert_fields(of, [(first, first), (second, second)], rank=1)  # slots 4 to 7: slot 4, twice, in one set
+    assert fields == {
+        "expert_weight_bytes": round(0.5 * 2 * 3 * of.model.hidden * of.model.intermediate),
+        "experts_hit": 0.5,
+        "tokens_per_expert_min": 0,
+        "tokens_per_expert_mean": 2 / 8,
+        "tokens_per_expert_max": 2,
+    }
+
+
 def test_a_report_draws_layers_in_a_setting_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import report_runs
     from report_runs import make_run, points

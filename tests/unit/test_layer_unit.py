@@ -6,19 +6,24 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")
 
+import numpy as np
 import torch
-from tests._torch_layer import PlainExperts, layer, layer_point
+from tests._torch_layer import PlainExperts, TorchLayer, layer, layer_point
 from tests.contract.threads import on_ranks
 from tests.unit.test_gpu_unit import CONTEXT, TIMING, CpuSession
 
+from epcross.harness.backends import rank_weights
 from epcross.harness.backends.experts_only import ExpertsOnly
 from epcross.harness.measuring.layer_timing import LayerTimer
 from epcross.harness.measuring.measure import measure_unit
-from epcross.harness.point import Unit
+from epcross.harness.point import Routing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import check_record
-from epcross.harness.terms import BackendKind, Regime, RowFormat
-from epcross.kernels.experts.formats import WeightFormat
+from epcross.harness.terms import BackendKind, Regime, RoutingKind, RowFormat
+from epcross.kernels.experts import oracle, weights
+from epcross.kernels.experts.deepgemm import DeepGemm
+from epcross.kernels.experts.formats import Arithmetic, WeightFormat
+from epcross.kernels.experts.rows import addresses
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 
 
@@ -41,10 +46,14 @@ class LayerSession(CpuSession):
         return LayerTimer(self.device, timer._group, graph=self.backend.graph)
 
 
-def measure(backend, session=LayerSession, **point) -> UnitResult:
-    unit = Unit(point=layer_point(**point), launch=0)
+def measure(backend, session=LayerSession, timing=FEW, **point) -> UnitResult:
+    return measure_point(backend, layer_point(**point), session, timing)
+
+
+def measure_point(backend, point, session=LayerSession, timing=FEW) -> UnitResult:
+    unit = Unit(point=point, launch=0)
     (result,) = on_ranks(
-        1, lambda group: measure_unit(backend, unit, FEW, group, CONTEXT, lambda stage: None, session_type=session)
+        1, lambda group: measure_unit(backend, unit, timing, group, CONTEXT, lambda stage: None, session_type=session)
     )
     assert result is not None
     return result
@@ -88,6 +97,24 @@ def test_without_staging_nothing_is_quantised_in_the_window():
     result = measure(layer(staging=False), **FP8)
     assert {r.status for r in result.records if r.phase == "layer"} == {"ok"}
     assert all("quantise" not in (record.boundary or "") for record in result.records)
+
+
+def test_what_later_seeds_keep_lies_where_graphs_of_the_first_one_read():
+    """Graphs are captured once and replayed for every seed, and hold addresses."""
+    seen: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+
+    class Seen(TorchLayer):
+        def in_place(self, set_index):
+            for rank, rows in enumerate(self._kept[set_index]):
+                seen.setdefault((set_index, rank), set()).add(tuple(addresses(rows)))
+            super().in_place(set_index)
+
+    made = Seen(TorchLayer.option_defaults())
+    made.use_compute(PlainExperts)
+    records = measure(made, timing=replace(FEW, seeds=3), **FP8).records
+    assert {(r.status, r.reason) for r in records if r.phase == "layer"} == {("ok", None)}
+    assert len(seen) == FEW.sets * 4
+    assert {len(places) for places in seen.values()} == {1}
 
 
 class DropsAnExpert(PlainExperts):
@@ -178,6 +205,69 @@ def test_a_layer_in_place_that_does_nothing_is_incorrect():
     assert "in place in a timed series" in (records[0].reason or "")
 
 
+RULES = tuple(Arithmetic(intermediate=RowFormat.FP8, power_of_two_scales=powers) for powers in (False, True))
+
+
+class ByEither(TorchLayer):
+    """Of a library that does not say how it scales the intermediate."""
+
+    def arithmetics(self, point):
+        return RULES
+
+
+class ByPowers(PlainExperts):
+    def arithmetic(self, shape):
+        return RULES[1]
+
+
+class ByTurns(PlainExperts):
+    """Another rule each time."""
+
+    runs = 0
+
+    def run(self, rows, weights_copy=0):
+        super().run(rows, weights_copy)
+        self.runs += 1
+
+    def arithmetic(self, shape):
+        return RULES[self.runs % 2]
+
+
+@pytest.mark.parametrize(("compute", "status"), [(PlainExperts, "ok"), (ByPowers, "ok"), (ByTurns, "incorrect")])
+def test_outputs_follow_one_rule_of_several_and_the_same_throughout(compute, status):
+    made = ByEither(ByEither.option_defaults())
+    made.use_compute(compute)
+    records = measure(made, regime=Regime.ENTRY, **FP8).records
+    assert {record.status for record in records} == {status}
+
+
+@pytest.mark.parametrize("room", [1 << 40, 1], ids=["all kept", "each made"])
+@pytest.mark.parametrize("compute", [PlainExperts, SwapsWeights])
+def test_experts_that_do_not_fit_beside_a_layer_are_made_one_by_one(room, compute, monkeypatch):
+    made, matrices = [], weights.matrix
+    monkeypatch.setattr(rank_weights, "_memory_bytes", lambda device: room)
+    monkeypatch.setattr(oracle, "matrix", lambda *given: made.append(given[3]) or matrices(*given))
+    rank_weights.release_weights()
+    device_weights = rank_weights.check_expert(layer_point(**FP8), 5, "cpu")
+    assert made == ([] if room > 1 else [5, 5])
+    assert [one.dtype for one in device_weights] == [torch.float64] * 2
+    status = {record.status for record in measure(layer(compute), **FP8).records if record.phase == "layer"}
+    assert status == ({"incorrect"} if compute is SwapsWeights else {"ok"})
+
+
+def test_copies_of_weights_are_counted_by_what_the_sets_of_a_rank_read():
+    point = layer_point()  # 8 slots of 4 ranks, 196608 bytes of bf16 each
+    sets = [np.array([[0, 1, 2], [0, 1, 4]]), np.array([[0, 1, 2], [2, 1, -1]])]
+    assert [rank_weights.of_rank(point, rank, sets) for rank in range(4)] == [2, 1, 1, 1]
+    assert rank_weights.shared_out(point, sets) == 1
+    assert rank_weights.shared_out(replace(point, tokens=(5, 3), ep_size=2), sets) == 1
+    expert = 2 * 3 * 128 * 128
+    copies = -(-2 * rank_weights.LARGEST_CACHE_BYTES // expert)  # one token less than none chooses one expert a rank
+    assert rank_weights.bytes_of_copies(point) == 2 * copies * 2 * expert
+    large = layer_point((64,) * 4, hidden=7168)
+    assert rank_weights.bytes_of_copies(large) == 2 * 2 * 2 * 3 * 7168**2  # all are read: one copy, and its layout
+
+
 class OnCpu(ExpertsOnly):
     def unavailable(self):
         return None
@@ -191,6 +281,28 @@ def test_an_expert_stage_by_itself(layout, formats):
     records = measure(made, kind=BackendKind.EXPERTS, **formats).records
     assert {(r.phase, r.status, r.reason, r.boundary) for r in records} == {("experts", "ok", None, "experts")}
     assert all(0 < (r.error_ratio or 0) <= 2 for r in records)
+
+
+def test_rows_of_an_expert_stage_count_the_slice_that_was_measured():
+    """Where each rank's tokens stay with its own experts, the slice of a rank without tokens reads nothing."""
+    local_only = Routing(kind=RoutingKind.LOCAL_ONLY)
+    for rank, tokens in enumerate((5, 3, 0, 7)):
+        made = OnCpu({"rank": rank, "layout": "rank_major"})
+        made.use_compute(PlainExperts)
+        unit = replace(layer_point(kind=BackendKind.EXPERTS, top_k=2), routing=local_only)
+        record = measure_point(made, unit).records[0]
+        assert (record.experts_hit, record.tokens_per_expert_mean) == (2.0 if tokens else 0.0, tokens)
+        assert record.expert_weight_bytes == (2 * 3 * 128 * 128 * 2 if tokens else 0)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("formats", [{}, FP8], ids=["bf16", "fp8"])
+def test_rows_by_expert_have_room_for_whole_tiles_of_masked_products(tokens, formats):
+    point = layer_point((tokens,) * 4, kind=BackendKind.EXPERTS, **formats)
+    made = OnCpu({"rank": 0, "layout": "expert_major"})
+    made.use_compute(DeepGemm)
+    assert made.unsupported(point) is None
+    assert "combine_format=fp8" in (made.unsupported(replace(point, combine_format=RowFormat.FP8)) or "")
 
 
 @pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
