@@ -8,6 +8,7 @@ from epcross.harness.measuring.stats import median
 from epcross.harness.terms import Regime
 
 _MARKERS = "osD^vP"
+_INSIDE = 6  # so many series have their legend inside the first panel, and more beside the panels
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "epcross",  # else ids are random
     "svg.fonttype": "none",  # text stays text
@@ -21,33 +22,40 @@ _STYLE: dict[Any, Any] = {
 
 
 def round_trip_figure(run: EvidenceRun) -> bytes:
-    """Round trip against tokens per rank, one panel for each EP size and regime: medians, bands from the lowest to the
-    highest repeat."""
+    """Round trip against tokens per rank, one panel for each EP size, dispatch format and regime: medians, bands from
+    the lowest to the highest repeat."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     panels = [
-        (ep_size, regime)
-        for ep_size in run.ep_sizes()
+        (regime, *panel)
+        for panel in run.panels()
         for regime in (Regime.STEADY, Regime.ENTRY)
-        if run.headline_rows(regime, ep_size)
+        if run.headline_rows(regime, *panel)
     ]
+    many = len(run.series()) > _INSIDE
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(3.6 * len(panels), 3.2), layout="constrained")
+        size = (3.6 * len(panels) + 2.0 * many, 4.2 if many else 3.2)
+        figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axis, (ep_size, regime) in zip(axes, panels, strict=True):
-            _draw(axis, run, ep_size, regime)
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw(axis, run, *panel)
         axes[0].set_ylabel(f"{what(run)} (us)")
-        axes[0].legend(frameon=False)
+        if many:
+            lines = {str(line.get_label()): line for axis in axes for line in axis.get_lines()}
+            order = [label for label, _ in run.series().values() if label in lines]
+            figure.legend([lines[label] for label in order], order, loc="outside right center", frameon=False)
+        else:
+            axes[0].legend(frameon=False)
         sink = io.BytesIO()
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None})
     return sink.getvalue()
 
 
-def _draw(axis: Any, run: EvidenceRun, ep_size: int, regime: Regime) -> None:
-    times = run.times_us(regime, ep_size)
+def _draw(axis: Any, run: EvidenceRun, regime: Regime, ep_size: int, row_format: str) -> None:
+    times = run.times_us(regime, ep_size, row_format)
     for number, (name, (label, color)) in enumerate(run.series().items()):
         tokens = [tokens for backend, tokens in times if backend == name]
         if not tokens:
@@ -67,5 +75,5 @@ def _draw(axis: Any, run: EvidenceRun, ep_size: int, regime: Regime) -> None:
     axis.set_yscale("log")
     ticks = sorted({tokens for _, tokens in times})
     axis.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45 if len(ticks) > 8 else 0)
-    axis.set_title(f"EP {ep_size}, {regime}")
+    axis.set_title(f"EP {ep_size}, {regime}" + (f", {row_format} out" if len(run.formats()) > 1 else ""))
     axis.set_xlabel("tokens per rank")

@@ -11,7 +11,7 @@ from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
-from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
+from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, RowFormat, Status
 
 Key = tuple[str, int]
 """(backend, tokens per rank)."""
@@ -22,6 +22,7 @@ class EvidenceRun:
     """One committed run. `size_bytes` is that of its folder. `older` runs of the sweep have EP sizes that it has not:
     their rows of those, and no others, are among `rows`."""
 
+    folder: Path  # its tables, or the run's own
     run: RunDirectory
     rows: tuple[Record, ...]
     floor: Mapping[str, Any]
@@ -44,7 +45,18 @@ class EvidenceRun:
         """EP sizes with rows that a headline may rest on."""
         return sorted({row.ep_size for row in self.headline_rows()})
 
-    def headline_rows(self, regime: Regime | None = None, ep_size: int | None = None) -> list[Record]:
+    def formats(self) -> list[str]:
+        """Dispatch formats with rows that a headline may rest on, in the order of their closed list."""
+        found = {row.dispatch_format for row in self.headline_rows()}
+        return [str(row_format) for row_format in RowFormat if row_format in found]
+
+    def panels(self) -> list[tuple[int, str]]:
+        """EP size and dispatch format: what one figure's panel or one table shows."""
+        return [(ep_size, row_format) for ep_size in self.ep_sizes() for row_format in self.formats()]
+
+    def headline_rows(
+        self, regime: Regime | None = None, ep_size: int | None = None, row_format: str | None = None
+    ) -> list[Record]:
         """Round trips, layers or expert stages that are ok with no flag but `within_launch`, which captions state."""
         return [
             row
@@ -54,6 +66,7 @@ class EvidenceRun:
             and set(row.flags.split()) <= {Flag.WITHIN_LAUNCH}
             and regime in (None, row.regime)
             and ep_size in (None, row.ep_size)
+            and row_format in (None, row.dispatch_format)
         ]
 
     def series(self) -> dict[str, tuple[str, str]]:
@@ -65,11 +78,11 @@ class EvidenceRun:
             found[name] = (name.replace(row.backend, config["label"], 1), config["color"])
         return found
 
-    def times_us(self, regime: Regime, ep_size: int) -> dict[Key, list[float]]:
+    def times_us(self, regime: Regime, ep_size: int, row_format: str | None = None) -> dict[Key, list[float]]:
         """Headline latencies of every repeat by series and tokens per rank, both in order."""
         order, name_of = list(self.series()), names(self.rows)
         found: dict[Key, list[float]] = {}
-        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, ep_size)]
+        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, ep_size, row_format)]
         for number, row in sorted(rows, key=lambda pair: (pair[0], pair[1].tokens_per_rank)):
             assert row.latency_us is not None
             found.setdefault((order[number], row.tokens_per_rank), []).append(row.latency_us)
@@ -77,7 +90,8 @@ class EvidenceRun:
 
 
 def names(rows: Iterable[Record]) -> Callable[[Record], str]:
-    """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows."""
+    """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows.
+    Dispatch formats are told apart by panels and tables instead."""
     seen: dict[tuple[str, str], set[str]] = {}
     for backend, own in {(row.backend, _variables(row)) for row in rows}:
         for name, value in json.loads(own).items():
@@ -97,9 +111,7 @@ def names(rows: Iterable[Record]) -> Callable[[Record], str]:
 
 def _variables(row: Record) -> str:
     """What may tell series of one backend apart, as JSON."""
-    told = {
-        name: getattr(row, name) for name in ("compute", "num_experts", "routing", "dispatch_format", "weight_format")
-    }
+    told = {name: getattr(row, name) for name in ("compute", "num_experts", "routing", "weight_format")}
     return json.dumps({**told, **json.loads(row.compute_options or "{}"), **json.loads(row.options)})
 
 
@@ -143,7 +155,7 @@ def read_run(folder: Path, run: RunDirectory) -> EvidenceRun:
     """
     rows = [Record(**row) for row in read_rows_table(folder).to_pylist() if row["run_id"] == run.run_id]
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    found = EvidenceRun(run=run, rows=tuple(rows), floor=read_floor(run) or {}, size_bytes=size_bytes)
+    found = EvidenceRun(folder=folder, run=run, rows=tuple(rows), floor=read_floor(run) or {}, size_bytes=size_bytes)
     if not found.headline_rows():
         raise StoreError(
             f"{folder} has no round trip that is ok and without flags, so no number can rest on it; take a run on a "

@@ -129,7 +129,7 @@ class DeepEPV2(DeepEPInSequence):
     def combine(self, set_index: int) -> None:
         """See `Backend`."""
         sums, _, _ = self._buffer.combine(self._partials[set_index], handle=self._landed[3])
-        self._out.put(set_index, sums, captured=vendor.capturing())
+        self._out.put(set_index, sums)
 
     def describe(self) -> Description:
         """See `Backend`."""

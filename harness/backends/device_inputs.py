@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epcross.harness.backends.base import Batch, Shard
+from epcross.harness.backends.replays import captured
 from epcross.harness.point import Point
 from epcross.kernels.formats import RowFormat, row_size
 
@@ -68,31 +69,35 @@ def scale_dtype(row_format: RowFormat) -> Any:
 
 
 class OwnedByLibrary:
-    """The sums of each set where every call allocates its own: of the last eager call, or of the last captured one.
-
-    A replay runs no Python. So what counts is that no eager combine came after the last `poison`: then the sums of a
-    set are those that its last captured combine wrote, at an address of the graph's own.
-    """
+    """The sums of each set where every call allocates its own: of the last combine that ran, eagerly or in a replay."""
 
     def __init__(self) -> None:
-        self._eager: dict[int, Tensor] = {}
-        self._captured: dict[int, Tensor] = {}
+        self._last: dict[int, Tensor] = {}
+        self._captured: dict[tuple[int, int], Tensor] = {}  # the last of each graph and set, at an address of its own
 
-    def put(self, set_index: int, sums: "Tensor", *, captured: bool) -> None:
-        """Remember what a combine of this set returned."""
-        (self._captured if captured else self._eager)[set_index] = sums
+    def put(self, set_index: int, sums: "Tensor") -> None:
+        """Remember what a combine of this set returned; if it is being captured, at each replay of that graph."""
+
+        def remember() -> None:
+            self._last[set_index] = sums
+
+        calls = captured()
+        if calls is None:
+            remember()
+        else:
+            calls[id(self), set_index] = remember
+            self._captured[id(calls), set_index] = sums
 
     def get(self, set_index: int) -> "Tensor":
         """The sums of the set's last combine."""
-        return self._eager[set_index] if set_index in self._eager else self._captured[set_index]
+        return self._last[set_index]
 
     def poison(self) -> None:
-        """Make old sums NaN, and forget those of eager calls."""
-        for sums in (*self._eager.values(), *self._captured.values()):
+        """Make all sums NaN."""
+        for sums in (*self._last.values(), *self._captured.values()):
             sums.fill_(float("nan"))
-        self._eager.clear()
 
     def clear(self) -> None:
         """Let go of all of them."""
-        self._eager.clear()
+        self._last.clear()
         self._captured.clear()

@@ -35,13 +35,6 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def capturing() -> bool:
-    """Whether calls are being captured in a CUDA graph rather than run."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
 def torch_group(group: Group, backend: str = "nccl") -> Any:
     """A torch group of these ranks. Collective the first time; one for all points of a process group, as a communicator
     takes a second and memory to make. `backend` is gloo for a library that only has objects gathered over it: NCCL's

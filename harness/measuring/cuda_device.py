@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.backends.base import Group
+from epcross.harness.backends.replays import Calls, capturing
 from epcross.harness.errors import EpcrossError, WaitExpired
 from epcross.harness.measuring.device import ClockOffset, KernelSpan, Replay
 from epcross.harness.measuring.spans import kernel_spans
@@ -122,10 +123,11 @@ class CudaDevice:
         # thread_local: what other threads of the process do meanwhile (a profiler, NCCL's watchdog) spoils nothing
         with (
             without_collection(),
+            capturing() as calls,
             torch.cuda.graph(graph, stream=self._capture_stream, capture_error_mode="thread_local"),
         ):
             enqueue()
-        return graph
+        return _Captured(graph, calls)
 
     def mark(self) -> Any:
         """See `Device`."""
@@ -250,6 +252,18 @@ def without_collection() -> Iterator[None]:
 
 
 _STATE, _EXPIRED, _RESULT, _OFFSET = 0, 2, 3, 5  # words: two of state, one, two results, one; more from 8 on
+
+
+class _Captured:
+    """A graph, and the calls that go with each replay of it."""
+
+    def __init__(self, graph: Any, calls: Calls) -> None:
+        self._graph, self._calls = graph, calls
+
+    def replay(self) -> None:
+        self._graph.replay()
+        for call in self._calls.values():
+            call()
 
 
 class _Range:

@@ -10,6 +10,7 @@ import yaml
 from epcross.harness.backends import vendor
 from epcross.harness.backends.device_inputs import OwnedByLibrary
 from epcross.harness.backends.landing import fold
+from epcross.harness.backends.replays import capturing
 from epcross.harness.planning.library import PACKAGE_CONF
 
 torch = pytest.importorskip("torch", reason="torch is not installed; make torch")
@@ -56,18 +57,49 @@ def test_a_module_that_fails_at_import_is_a_sentence(tmp_path, monkeypatch):
     assert vendor.no_module("json", "do this") is None
 
 
+class Graph:
+    """As a captured graph: a replay writes what the capture allocated, and runs no Python but the calls with it."""
+
+    def __init__(self, sums, *sets):
+        self.own = {number: torch.zeros(2) for number in sets}
+        with capturing() as self.calls:
+            for number, tensor in self.own.items():
+                sums.put(number, torch.zeros(2))  # of an earlier pair in this graph
+                sums.put(number, tensor)
+
+    def replay(self, value):
+        for tensor in self.own.values():
+            tensor.fill_(value)
+        for call in self.calls.values():
+            call()
+
+
 def test_sums_are_those_of_the_last_combine_eager_or_replayed():
-    sums = OwnedByLibrary()
-    captured, eager = torch.zeros(2), torch.ones(2)
-    sums.put(0, captured, captured=True)
-    sums.put(0, eager, captured=False)
+    sums, eager = OwnedByLibrary(), torch.ones(2)
+    sums.put(0, eager)
     assert sums.get(0) is eager
+    first, second = Graph(sums, 0, 1), Graph(sums, 0)
+    assert sums.get(0) is eager  # a capture runs nothing
+    second.replay(3)
+    assert sums.get(0) is second.own[0]
+    first.replay(4)  # captured before the other, replayed after it: as a series of a later seed
+    assert (sums.get(0), sums.get(1)) == (first.own[0], first.own[1])
     sums.poison()
-    assert captured.isnan().all()
-    captured.fill_(3)  # a replay, which runs no Python
-    assert sums.get(0) is captured
-    sums.put(0, eager, captured=False)
+    assert all(tensor.isnan().all() for tensor in (*first.own.values(), *second.own.values()))
+    first.replay(5)
+    assert sums.get(0).tolist() == [5, 5]
+    sums.put(0, eager)
     assert sums.get(0) is eager
+
+
+def test_what_is_replayed_alone_is_what_counts_after_a_poison():
+    sums = OwnedByLibrary()
+    first, second = Graph(sums, 0), Graph(sums, 0)
+    second.replay(1)
+    sums.poison()
+    first.replay(2)
+    assert sums.get(0) is first.own[0]
+    assert second.own[0].isnan().all()
 
 
 def test_folding_hides_no_copy():

@@ -1,0 +1,180 @@
+"""What the documents say of a committed run in which kernels of this repository stand beside others, as Markdown."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from epcross.harness.analysis.crossover import MARGIN, State, find
+from epcross.harness.analysis.evidence_run import EvidenceRun, names
+from epcross.harness.analysis.frame import load
+from epcross.harness.analysis.table import microseconds
+from epcross.harness.measuring.stats import median
+from epcross.harness.record import Record
+from epcross.harness.terms import HEADLINES, Regime, Status
+
+OURS = ("onesided", "layer_onesided")
+"""How the names of backends begin whose kernels are this repository's."""
+
+TIMED = (Regime.STEADY, Regime.ENTRY)
+_MISSING = "-"
+
+
+def medians(run: EvidenceRun) -> str:
+    """A table for each EP size, dispatch format and regime, a line for each series; then why others have none."""
+    tables = []
+    for ep_size, row_format in run.panels():
+        for regime in TIMED:
+            times = run.times_us(regime, ep_size, row_format)
+            if not times:
+                continue
+            tokens = sorted({each for _, each in times})
+            labels = {name: label for name, (label, _) in run.series().items() if any(own == name for own, _ in times)}
+            lines = [
+                f"| EP {ep_size}, {row_format} out, {regime}: median (us) at tokens per rank | "
+                f"{' | '.join(map(str, tokens))} |",
+                f"| :--- |{' ---: |' * len(tokens)}",
+            ]
+            for name, label in labels.items():
+                cells = [microseconds(median(times[name, at])) if (name, at) in times else _MISSING for at in tokens]
+                lines.append(f"| {label} | {' | '.join(cells)} |")
+            tables.append("\n".join(lines))
+    return "\n\n".join([*tables, *_reasons(run)])
+
+
+def leads(run: EvidenceRun) -> str:
+    """The better of ours beside the best of the others at each number of tokens, in steady state."""
+    tables = []
+    for ep_size, row_format in run.panels():
+        times = run.times_us(Regime.STEADY, ep_size, row_format)
+        lines = [
+            f"| tokens per rank, EP {ep_size}, {row_format} out, steady | ours (us) | best other (us) | other / ours |",
+            "| ---: | ---: | ---: | ---: |",
+        ]
+        for tokens in sorted({each for _, each in times}):
+            ours = _best(run, times, tokens, ours=True)
+            other = _best(run, times, tokens, ours=False)
+            if ours and other:
+                lines.append(
+                    f"| {tokens} | {ours[0]} {microseconds(median(ours[1]))} | {other[0]}"
+                    f" {microseconds(median(other[1]))} | {_ratio(other[1], ours[1])} |"
+                )
+        if len(lines) > 2:
+            tables.append("\n".join(lines))
+    return "\n\n".join(tables) or "nothing of ours stands beside another backend"
+
+
+def crossings(run: EvidenceRun) -> str:
+    """At how many tokens per rank each of ours and each other backend change the lead, by `crossover.find`."""
+    frame = load(run.folder)
+    rows = [row for row in run.headline_rows() if row.run_id == run.run.run_id and row.regime in TIMED]
+    name_of = names(run.rows)
+    subjects = {name_of(row): _subject(row) for row in rows}
+    labels = {name: label for name, (label, _) in run.series().items()}
+    lines = [
+        f"| ours | other | where | the lead changes at (tokens per rank), {MARGIN:.0%} counting as equal |",
+        "| :--- | :--- | :--- | :--- |",
+    ]
+    for mine in (name for name in labels if name.startswith(OURS) and name in subjects):
+        for other in (name for name in labels if not name.startswith(OURS) and name in subjects):
+            found = find(frame[frame["run_id"] == run.run.run_id], subjects[mine], subjects[other])
+            spoken = dict(
+                zip((_name(subjects[mine]), _name(subjects[other])), (labels[mine], labels[other]), strict=True)
+            )
+            for line in found.to_dict("records"):
+                if line["phase"] not in HEADLINES:
+                    continue
+                where = f"EP {line['ep_size']}, {line['dispatch_format']} out, {line['regime']}"
+                lines.append(f"| {labels[mine]} | {labels[other]} | {where} | {crossing(line, spoken)} |")
+    return "\n".join(lines)
+
+
+def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
+    """One line of `crossover.find`, in words."""
+
+    def called(name: str) -> str:
+        return spoken.get(name, name)
+
+    within = f"{line['tokens_low']} to {line['tokens_high']}"
+    if line["reason"]:
+        return f"cannot be told: {line['reason']}"
+    if line["state"] == State.NONE_IN_RANGE:
+        leader = line["faster_below"] if line["faster_below"] != "equal" else line["faster_above"]
+        if leader == "equal":
+            return f"never, equal from {within}"
+        span = f"{line['leads_from']:.0f} to {line['leads_to']:.0f}"
+        where = "" if span == within else f" at {span}, equal elsewhere"
+        return f"never from {within}: {called(leader)} leads{where}"
+    ends = [f"{end:.0f}" if 0 < end < math.inf else "outside the range" for end in (line["low"], line["high"])]
+    words = "several times, around" if line["state"] == State.MULTIPLE else "at"
+    return (
+        f"{words} {line['estimate']:.0f} [{ends[0]}..{ends[1]}]: {called(line['faster_below'])} below,"
+        f" {called(line['faster_above'])} above"
+    )
+
+
+def again(run: EvidenceRun) -> str:
+    """How far medians of one series differ from one start of its processes to the next: what no comparison can see."""
+    by_launch: dict[tuple[Any, ...], dict[int, list[float]]] = {}
+    name_of = names(run.rows)
+    for row in run.headline_rows():
+        if row.regime in TIMED and row.latency_us is not None:
+            point = (name_of(row), row.dispatch_format, row.regime, row.ep_size, row.tokens_per_rank)
+            by_launch.setdefault(point, {}).setdefault(row.launch, []).append(row.latency_us)
+    pairs = {
+        point: abs(median(each[max(each)]) / median(each[min(each)]) - 1)
+        for point, each in by_launch.items()
+        if len(each) > 1
+    }
+    if not pairs:
+        return "each series was started once, so nothing can be said of what a second start changes"
+    worst = max(pairs, key=lambda point: pairs[point])
+    beyond = sum(share > MARGIN for share in pairs.values())
+    label = run.series()[worst[0]][0]
+    return (
+        f"the first and the last start of the same series, compared at {len(pairs)} points, differ by more than"
+        f" {MARGIN:.0%} at {beyond}; half of them by less than {median(list(pairs.values())):.1%}, and the largest is"
+        f" {pairs[worst]:.1%} ({label}, {worst[1]} out, {worst[2]}, {worst[4]} tokens per rank)"
+    )
+
+
+def _best(
+    run: EvidenceRun, times: Mapping[tuple[str, int], list[float]], tokens: int, *, ours: bool
+) -> tuple[str, list[float]] | None:
+    """Label and times of the least median."""
+    found = {name: own for (name, at), own in times.items() if at == tokens and name.startswith(OURS) is ours}
+    if not found:
+        return None
+    name = min(found, key=lambda each: median(found[each]))
+    return run.series()[name][0], found[name]
+
+
+def _ratio(above: list[float], below: list[float]) -> str:
+    """Of medians, and between the ends of both ranges."""
+    return f"{median(above) / median(below):.2f} [{min(above) / max(below):.2f}..{max(above) / min(below):.2f}]"
+
+
+def _reasons(run: EvidenceRun) -> list[str]:
+    """A sentence for each backend that has points without a number: how many, by status, each with a reason."""
+    points: dict[str, dict[str, dict[str, str]]] = {}
+    for row in sorted(run.rows, key=lambda row: (row.tokens_per_rank, row.dispatch_format)):
+        if row.phase in HEADLINES and row.regime in TIMED and row.status != Status.OK:
+            points.setdefault(row.backend, {}).setdefault(row.status, {})[row.point_id] = (
+                row.reason or "no reason given"
+            )
+    sentences = []
+    for backend in (name for name in run.backends if name in points):
+        words = [
+            f"{len(each)} {'point' if len(each) == 1 else 'points'} {status} ({next(iter(each.values()))})"
+            for status, each in sorted(points[backend].items())
+        ]
+        sentences.append(f"{run.backends[backend]['label']}: {'; '.join(words)}.")
+    return sentences
+
+
+def _subject(row: Record) -> dict[str, str]:
+    stage = {"compute": row.compute, "compute_options": row.compute_options or "{}"} if row.compute else {}
+    return {"backend": row.backend, "options": row.options, **stage}
+
+
+def _name(subject: Mapping[str, str]) -> str:
+    return " ".join(subject.values())

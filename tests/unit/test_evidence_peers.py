@@ -1,0 +1,99 @@
+"""What documents say of ours beside others: medians, leads, changes of lead and starts, from rows with known times."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from store_values import CONTEXT, TIMING, make_point, make_unit
+
+from epcross.harness.analysis.evidence_figure import round_trip_figure
+from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
+from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
+from epcross.harness.storing.rows import failed_records
+from epcross.harness.storing.store import create_run, open_run, release, write_unit
+from epcross.harness.terms import Regime, RowFormat, Status
+
+TIMES_US = {
+    "onesided_sentinel": {1: 1000.0, 8: 2000.0, 64: 6000.0},
+    "onesided_fence": {1: 1500.0, 8: 1800.0, 64: 2000.0},
+    "deepep_v2": {1: 3000.0, 8: 3000.0, 64: 3000.0},
+    "ag_rs": {1: 2500.0, 8: 4000.0},
+}
+BACKENDS = {
+    "onesided_sentinel": {"label": "Sentinel", "color": "#111111"},
+    "onesided_fence": {"label": "Fence", "color": "#222222"},
+    "deepep_v2": {"label": "DeepEP V2", "color": "#333333"},
+    "ag_rs": {"label": "AG/RS", "color": "#444444"},
+    "deepep_ll": {"label": "DeepEP LL", "color": "#555555"},
+}
+
+
+# repeats 0 to 19, and 0 to 19 us on top of the first
+def run_of(folder: Path, *, launches: int = 5, drift: float = 0.0, formats: tuple[RowFormat, ...] = ()) -> EvidenceRun:
+    """All of `TIMES_US` in steady state, a launch `drift` slower than the one before; DeepEP LL refuses two sizes."""
+    machine = {"cpu": {"model": "Some CPU", "architecture": "x86_64", "cores_available": [0, 1]}}
+    run = create_run(folder, "peers", {"backends": BACKENDS}, machine)
+    context = replace(CONTEXT, run_id=run.run_id)
+    for row_format in formats or (RowFormat.BF16,):
+        for backend, times in TIMES_US.items():
+            for tokens, latency_us in times.items():
+                point = replace(make_point(backend=backend, tokens=tokens), dispatch_format=row_format)
+                for launch in range(launches):
+                    slower = latency_us * (1 + drift * launch)
+                    write_unit(run, make_unit(point, launch, context=context, latency_us=slower))
+    for tokens in (8, 64):
+        point = make_point(backend="deepep_ll", tokens=tokens)
+        unit = make_unit(point, context=context)
+        rows = failed_records(point, TIMING, 0, context, Status.UNSUPPORTED, f"holds 4 tokens per rank, not {tokens}")
+        write_unit(run, replace(unit, records=tuple(rows), samples=()))
+    release(run.path)
+    return read_run(run.path, open_run(run.path))
+
+
+def test_medians_have_a_line_for_each_series_and_say_why_others_have_none(tmp_path: Path) -> None:
+    text = medians(run_of(tmp_path))
+    assert "| EP 2, bf16 out, steady: median (us) at tokens per rank | 1 | 8 | 64 |" in text
+    assert "| Sentinel | 1010 | 2010 | 6010 |" in text
+    assert "| AG/RS | 2510 | 4010 | - |" in text
+    assert "DeepEP LL: 2 points unsupported (holds 4 tokens per rank, not 8)." in text
+    assert "DeepEP LL |" not in text
+
+
+def test_leads_set_the_better_of_ours_beside_the_best_other(tmp_path: Path) -> None:
+    text = leads(run_of(tmp_path))
+    assert "| 1 | Sentinel 1010 | AG/RS 2510 | 2.49 [2.45..2.52] |" in text
+    assert "| 8 | Fence 1810 | DeepEP V2 3010 | 1.66 [1.65..1.68] |" in text
+    assert "| 64 | Fence 2010 | DeepEP V2 3010 | 1.50 [1.49..1.51] |" in text
+
+
+def test_crossings_name_who_leads_where_and_the_interval(tmp_path: Path) -> None:
+    lines = crossings(run_of(tmp_path)).splitlines()
+    of_pair = {tuple(line.split(" | ")[:2]): line for line in lines[2:]}
+    assert len(of_pair) == 4
+    assert "at 17 [17..17]: Sentinel below, DeepEP V2 above" in of_pair["| Sentinel", "DeepEP V2"]
+    assert "EP 2, bf16 out, steady" in of_pair["| Sentinel", "DeepEP V2"]
+    assert "never from 1 to 64: Fence leads" in of_pair["| Fence", "DeepEP V2"]
+    assert "never from 1 to 8: Sentinel leads" in of_pair["| Sentinel", "AG/RS"]
+
+
+def test_one_launch_tells_no_crossing_and_no_second_start(tmp_path: Path) -> None:
+    run = run_of(tmp_path, launches=1)
+    assert "cannot be told: one launch" in crossings(run)
+    assert again(run) == "each series was started once, so nothing can be said of what a second start changes"
+
+
+def test_starts_that_differ_are_counted_with_the_worst(tmp_path: Path) -> None:
+    assert "compared at 11 points, differ by more than 3% at 0" in again(run_of(tmp_path / "same"))
+    text = again(run_of(tmp_path / "drift", launches=3, drift=0.05))
+    assert "compared at 11 points, differ by more than 3% at 11" in text
+    assert "the largest is 10.8% (Sentinel, bf16 out, steady, 1 tokens per rank)" in text
+
+
+def test_formats_stand_in_tables_and_panels_of_their_own(tmp_path: Path) -> None:
+    run = run_of(tmp_path, launches=2, formats=(RowFormat.FP8, RowFormat.BF16))
+    assert run.panels() == [(2, "bf16"), (2, "fp8")]
+    assert set(run.series()) == set(TIMES_US)  # no series is named by its format
+    assert medians(run).count("| Sentinel |") == 2
+    figure = round_trip_figure(run).decode()
+    assert "EP 2, steady, bf16 out" in figure
+    assert "EP 2, steady, fp8 out" in figure
+    assert run.times_us(Regime.STEADY, 2, "fp8").keys() == run.times_us(Regime.STEADY, 2, "bf16").keys()
