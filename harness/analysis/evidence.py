@@ -54,7 +54,7 @@ def make(root: Path) -> dict[Path, bytes]:
     """
     runs = committed_runs(root / MEASURED)
     made = {path: filled(path.read_text(), runs, _up(path.parent, root)).encode() for path in documents(root)}
-    made |= {root / FIGURES / f"{sweep}.svg": round_trip_figure(run) for sweep, run in runs.items()}
+    made |= {root / FIGURES / f"{sweep}.svg": round_trip_figure(run) for sweep, run in runs.items() if not run.is_soak}
     return made
 
 

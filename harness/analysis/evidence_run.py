@@ -41,6 +41,11 @@ class EvidenceRun:
         """Configuration of each backend as the run had it, in the order of its sweep: label, color, ..."""
         return self.run.plan["backends"]
 
+    @property
+    def is_soak(self) -> bool:
+        """Whether it was a soak, whose cases are drawn at random: no curve goes through them."""
+        return bool(self.run.plan.get("soak"))
+
     def ep_sizes(self) -> list[int]:
         """EP sizes with rows that a headline may rest on."""
         return sorted({row.ep_size for row in self.headline_rows()})

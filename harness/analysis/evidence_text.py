@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
 from epcross.harness.analysis.evidence_run import EvidenceRun, what
+from epcross.harness.analysis.soak_table import moved_gb, verified_rounds
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
 from epcross.harness.record import Record
@@ -117,6 +118,17 @@ def wall(run: EvidenceRun) -> str:
     return f"{sum(units.values()):.0f} s" if any(units.values()) else "unknown"
 
 
+def soak(run: EvidenceRun) -> str:
+    """What a soak verified, and how its cases ended."""
+    ended = Counter({(row.point_id, row.launch): row.status for row in run.rows}.values())
+    minutes = sum({(row.point_id, row.launch): row.wall_s or 0.0 for row in run.rows}.values()) / 60
+    told = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
+    return (
+        f"{verified_rounds(run.rows):,} rounds in {minutes:.1f} minutes, every output of each compared, which moved"
+        f" about {moved_gb(run.rows) / 1e3:.3g} TB; {sum(ended.values())} cases: {told}"
+    )
+
+
 def size(run: EvidenceRun) -> str:
     """Of the committed folder."""
     return f"{run.size_bytes / 1e6:.1f} MB"
@@ -137,6 +149,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "wall": wall,
     "size": size,
     "run": run_id,
+    "soak": soak,
     "medians": medians,
     "leads": leads,
     "crossings": crossings,

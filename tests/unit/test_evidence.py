@@ -195,3 +195,19 @@ def test_the_command_commits_makes_and_says_what_changed(
     assert "Go to its root" in capsys.readouterr().err
     documents = root / "results/measured" / run.name / "runs" / run.name
     assert json.loads((documents / "run.json").read_text())["content"]["run_id"] == run.name
+
+
+def test_a_soak_is_told_by_its_rounds_and_has_no_curve(root: Path, tmp_path: Path) -> None:
+    (root / "README.md").write_text("<!-- evidence: soak.soak --><!-- /evidence -->\n")
+    run = create_run(tmp_path / "runs", "soak", {"backends": BACKENDS, "soak": {"seconds": 60}}, MACHINE)
+    context = replace(CONTEXT, run_id=run.run_id)
+    for tokens, rounds in ((1, 1000), (8, 2500)):
+        unit = make_unit(make_point(tokens=tokens), context=context)
+        facts = {"verified_rounds": rounds, "wall_s": 90.0}
+        write_unit(run, replace(unit, records=tuple(replace(row, **facts) for row in unit.records)))
+    release(run.path)
+    evidence.commit(root, run.path)
+    assert {path.name for path in evidence.write(root)} == {"README.md", "more.md"}
+    text = (root / "README.md").read_text()
+    assert "3,500 rounds in 3.0 minutes, every output of each compared, which moved about 0 TB; 2 cases: 2 ok<" in text
+    assert not (root / "docs" / "figures").exists()
