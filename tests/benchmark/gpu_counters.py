@@ -108,6 +108,21 @@ def table(title: str, kernels: list[dict[str, Any]]) -> str:
     return text + "\n"
 
 
+def provenance() -> dict[str, str]:
+    """What the numbers are of: asked of the tools, so that this process holds no GPU."""
+    sys.path[:0] = [str(ROOT / "src")]
+    from epcross.kernels.onesided.jit import sources_hash
+
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    seen = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    words = ["python", "tests/benchmark/gpu_counters.py", *sys.argv[1:]]
+    return {
+        "gpu": seen[0] if seen else "unknown", "commit": commit.strip() or "unknown", "sources": sources_hash(),
+        "command": " ".join(words),
+    }  # fmt: skip
+
+
 def main() -> int:
     """Read the words, run every case under Nsight Compute, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,7 +138,7 @@ def main() -> int:
     ncu = shutil.which("ncu")
     if ncu is None:
         parser.error("ncu is not on the PATH; it comes with CUDA's Nsight Compute")
-    found, failed = [], False
+    found, failed, about = [], False, provenance()
     for ep in words.ep.split(","):
         for tokens in words.tokens.split(","):
             for protocol in words.protocols.split(","):
@@ -141,7 +156,7 @@ def main() -> int:
                 sys.stdout.write(table(title, kernels))
                 sys.stdout.flush()
                 if words.json:
-                    words.json.write_text(json.dumps(found, indent=1) + "\n")
+                    words.json.write_text(json.dumps({**about, "cases": found}, indent=1) + "\n")
     return 1 if failed else 0
 
 
