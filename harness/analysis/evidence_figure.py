@@ -3,11 +3,12 @@
 import io
 from typing import Any
 
-from epcross.harness.analysis.evidence_run import EvidenceRun, what
+from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, what
 from epcross.harness.measuring.stats import median
 from epcross.harness.terms import Regime
 
 _MARKERS = "osD^vP"
+_COLUMNS = 4  # panels beside each other
 _INSIDE = 6  # so many series have their legend inside the first panel, and more beside the panels
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "epcross",  # else ids are random
@@ -22,27 +23,32 @@ _STYLE: dict[Any, Any] = {
 
 
 def round_trip_figure(run: EvidenceRun) -> bytes:
-    """Round trip against tokens per rank, one panel for each EP size, dispatch format and regime: medians, bands from
-    the lowest to the highest repeat."""
+    """Round trip against tokens per rank, panels as in `EvidenceRun.panels` for each regime: medians, bands from the
+    lowest to the highest repeat."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     panels = [
-        (regime, *panel)
+        (regime, panel)
         for panel in run.panels()
         for regime in (Regime.STEADY, Regime.ENTRY)
-        if run.headline_rows(regime, *panel)
+        if run.headline_rows(regime, panel)
     ]
     many = len(run.series()) > _INSIDE
+    columns = min(len(panels), _COLUMNS)
+    lines = -(-len(panels) // columns)
     with mpl.rc_context(_STYLE):
-        size = (3.6 * len(panels) + 2.0 * many, 4.2 if many else 3.2)
+        size = (3.6 * columns + 2.0 * many, (4.2 if many else 3.2) * lines)
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axis, panel in zip(axes, panels, strict=True):
-            _draw(axis, run, *panel)
-        axes[0].set_ylabel(f"{what(run)} (us)")
+        axes = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
+        for axis, (regime, panel) in zip(axes, panels, strict=False):
+            _draw(axis, run, regime, panel)
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        for axis in axes[::columns]:
+            axis.set_ylabel(f"{what(run)} (us)")
         if many:
             lines = {str(line.get_label()): line for axis in axes for line in axis.get_lines()}
             order = [label for label, _ in run.series().values() if label in lines]
@@ -54,8 +60,8 @@ def round_trip_figure(run: EvidenceRun) -> bytes:
     return sink.getvalue()
 
 
-def _draw(axis: Any, run: EvidenceRun, regime: Regime, ep_size: int, row_format: str) -> None:
-    times = run.times_us(regime, ep_size, row_format)
+def _draw(axis: Any, run: EvidenceRun, regime: Regime, panel: Panel) -> None:
+    times = run.times_us(regime, panel)
     for number, (name, (label, color)) in enumerate(run.series().items()):
         tokens = [tokens for backend, tokens in times if backend == name]
         if not tokens:
@@ -75,5 +81,5 @@ def _draw(axis: Any, run: EvidenceRun, regime: Regime, ep_size: int, row_format:
     axis.set_yscale("log")
     ticks = sorted({tokens for _, tokens in times})
     axis.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45 if len(ticks) > 8 else 0)
-    axis.set_title(f"EP {ep_size}, {regime}" + (f", {row_format} out" if len(run.formats()) > 1 else ""))
+    axis.set_title(f"{run.words(panel)}, {regime}")
     axis.set_xlabel("tokens per rank")

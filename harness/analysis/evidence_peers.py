@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
+
 from epcross.harness.analysis.crossover import MARGIN, State, find
-from epcross.harness.analysis.evidence_run import EvidenceRun, names
-from epcross.harness.analysis.frame import load
+from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, names
+from epcross.harness.analysis.frame import NO_WEIGHTS, load
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
@@ -20,18 +22,17 @@ _MISSING = "-"
 
 
 def medians(run: EvidenceRun) -> str:
-    """A table for each EP size, dispatch format and regime, a line for each series; then why others have none."""
+    """A table for each panel and regime, a line for each series; then why others have none."""
     tables = []
-    for ep_size, row_format in run.panels():
+    for panel in run.panels():
         for regime in TIMED:
-            times = run.times_us(regime, ep_size, row_format)
+            times = run.times_us(regime, panel)
             if not times:
                 continue
             tokens = sorted({each for _, each in times})
             labels = {name: label for name, (label, _) in run.series().items() if any(own == name for own, _ in times)}
             lines = [
-                f"| EP {ep_size}, {row_format} out, {regime}: median (us) at tokens per rank | "
-                f"{' | '.join(map(str, tokens))} |",
+                f"| {run.words(panel)}, {regime}: median (us) at tokens per rank | {' | '.join(map(str, tokens))} |",
                 f"| :--- |{' ---: |' * len(tokens)}",
             ]
             for name, label in labels.items():
@@ -44,10 +45,10 @@ def medians(run: EvidenceRun) -> str:
 def leads(run: EvidenceRun) -> str:
     """The better of ours beside the best of the others at each number of tokens, in steady state."""
     tables = []
-    for ep_size, row_format in run.panels():
-        times = run.times_us(Regime.STEADY, ep_size, row_format)
+    for panel in run.panels():
+        times = run.times_us(Regime.STEADY, panel)
         lines = [
-            f"| tokens per rank, EP {ep_size}, {row_format} out, steady | ours (us) | best other (us) | other / ours |",
+            f"| tokens per rank, {run.words(panel)}, steady | ours (us) | best other (us) | other / ours |",
             "| ---: | ---: | ---: | ---: |",
         ]
         for tokens in sorted({each for _, each in times}):
@@ -64,27 +65,29 @@ def leads(run: EvidenceRun) -> str:
 
 
 def crossings(run: EvidenceRun) -> str:
-    """At how many tokens per rank each of ours and each other backend change the lead, by `crossover.find`."""
+    """At how many tokens per rank each of ours and each other backend change the lead, by `crossover.find`. Expert
+    weights of another format are set beside ours only where a backend has none of the same, and the line says so."""
     frame = load(run.folder)
-    rows = [row for row in run.headline_rows() if row.run_id == run.run.run_id and row.regime in TIMED]
-    name_of = names(run.rows)
-    subjects = {name_of(row): _subject(row) for row in rows}
+    frame = frame[frame["run_id"] == run.run.run_id]
     labels = {name: label for name, (label, _) in run.series().items()}
     lines = [
         f"| ours | other | where | the lead changes at (tokens per rank), {MARGIN:.0%} counting as equal |",
         "| :--- | :--- | :--- | :--- |",
     ]
-    for mine in (name for name in labels if name.startswith(OURS) and name in subjects):
-        for other in (name for name in labels if not name.startswith(OURS) and name in subjects):
-            found = find(frame[frame["run_id"] == run.run.run_id], subjects[mine], subjects[other])
-            spoken = dict(
-                zip((_name(subjects[mine]), _name(subjects[other])), (labels[mine], labels[other]), strict=True)
-            )
-            for line in found.to_dict("records"):
-                if line["phase"] not in HEADLINES:
+    subjects = {panel: _subjects(run, panel) for panel in run.panels()}
+    for panel, here in subjects.items():
+        for mine in (name for name in labels if name.startswith(OURS) and name in here):
+            for other in (name for name in labels if not name.startswith(OURS)):
+                there = _panel_of(other, panel, subjects)
+                if there is None:
                     continue
-                where = f"EP {line['ep_size']}, {line['dispatch_format']} out, {line['regime']}"
-                lines.append(f"| {labels[mine]} | {labels[other]} | {where} | {crossing(line, spoken)} |")
+                pair = here[mine], subjects[there][other]
+                rows = pd.concat([_rows(frame, panel, pair[0]), _rows(frame, there, pair[1])])
+                spoken = dict(zip(map(_name, pair), (labels[mine], labels[other]), strict=True))
+                where = run.words(panel) + (f", against {there.weight_format} weights" if there != panel else "")
+                for line in find(rows, *pair, mixed_formats=there != panel).to_dict("records"):
+                    words = f"{where}, {line['regime']} | {crossing(line, spoken)}"
+                    lines.append(f"| {labels[mine]} | {labels[other]} | {words} |")
     return "\n".join(lines)
 
 
@@ -116,9 +119,11 @@ def again(run: EvidenceRun) -> str:
     """How far medians of one series differ from one start of its processes to the next: what no comparison can see."""
     by_launch: dict[tuple[Any, ...], dict[int, list[float]]] = {}
     name_of = names(run.rows)
-    for row in run.headline_rows():
-        if row.regime in TIMED and row.latency_us is not None:
-            point = (name_of(row), row.dispatch_format, row.regime, row.ep_size, row.tokens_per_rank)
+    for panel in run.panels():
+        for row in run.headline_rows(panel=panel):
+            if row.regime not in TIMED or row.latency_us is None:
+                continue
+            point = (name_of(row), run.words(panel), row.regime, row.tokens_per_rank)
             by_launch.setdefault(point, {}).setdefault(row.launch, []).append(row.latency_us)
     pairs = {
         point: abs(median(each[max(each)]) / median(each[min(each)]) - 1)
@@ -133,7 +138,7 @@ def again(run: EvidenceRun) -> str:
     return (
         f"the first and the last start of the same series, compared at {len(pairs)} points, differ by more than"
         f" {MARGIN:.0%} at {beyond}; half of them by less than {median(list(pairs.values())):.1%}, and the largest is"
-        f" {pairs[worst]:.1%} ({label}, {worst[1]} out, {worst[2]}, {worst[4]} tokens per rank)"
+        f" {pairs[worst]:.1%} ({label}, {worst[1]}, {worst[2]}, {worst[3]} tokens per rank)"
     )
 
 
@@ -169,6 +174,30 @@ def _reasons(run: EvidenceRun) -> list[str]:
         ]
         sentences.append(f"{run.backends[backend]['label']}: {'; '.join(words)}.")
     return sentences
+
+
+def _subjects(run: EvidenceRun, panel: Panel) -> dict[str, dict[str, str]]:
+    """Series of a panel, as `crossover.find` takes them."""
+    name_of = names(run.rows)
+    rows = [row for row in run.headline_rows(panel=panel) if row.run_id == run.run.run_id and row.regime in TIMED]
+    return {name_of(row): _subject(row) for row in rows}
+
+
+def _panel_of(name: str, panel: Panel, subjects: Mapping[Panel, Mapping[str, object]]) -> Panel | None:
+    """Where a series has rows to be held against those of `panel`: there, or with other expert weights."""
+    if name in subjects[panel]:
+        return panel
+    alike = (each for each in subjects if each._replace(weight_format=panel.weight_format) == panel)
+    return next((each for each in alike if name in subjects[each]), None)
+
+
+def _rows(frame: pd.DataFrame, panel: Panel, subject: Mapping[str, str]) -> pd.DataFrame:
+    """Headline rows of one series in one panel."""
+    rows = frame[frame["phase"].isin(HEADLINES) & frame["regime"].isin(TIMED)]
+    wanted = {**panel._asdict(), "weight_format": panel.weight_format or NO_WEIGHTS, **subject}
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    return rows
 
 
 def _subject(row: Record) -> dict[str, str]:

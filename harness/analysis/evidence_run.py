@@ -4,17 +4,28 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from epcross.harness.analysis.cells import PHASE_WORDS
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
-from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, RowFormat, Status
+from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
 
 Key = tuple[str, int]
-"""(backend, tokens per rank)."""
+"""(series, tokens per rank)."""
+
+_WORDS = {"num_experts": "{} experts", "dispatch_format": "{} out", "weight_format": "{} weights"}
+
+
+class Panel(NamedTuple):
+    """What series must share to stand in one panel or table: numbers of other formats are of other work."""
+
+    ep_size: int
+    num_experts: int
+    dispatch_format: str
+    weight_format: str  # of experts; empty where none run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +61,17 @@ class EvidenceRun:
         """EP sizes with rows that a headline may rest on."""
         return sorted({row.ep_size for row in self.headline_rows()})
 
-    def formats(self) -> list[str]:
-        """Dispatch formats with rows that a headline may rest on, in the order of their closed list."""
-        found = {row.dispatch_format for row in self.headline_rows()}
-        return [str(row_format) for row_format in RowFormat if row_format in found]
+    def panels(self) -> list["Panel"]:
+        """What one panel of a figure or one table shows, of all rows that a headline may rest on."""
+        return sorted({_panel(row) for row in self.headline_rows()})
 
-    def panels(self) -> list[tuple[int, str]]:
-        """EP size and dispatch format: what one figure's panel or one table shows."""
-        return [(ep_size, row_format) for ep_size in self.ep_sizes() for row_format in self.formats()]
+    def words(self, panel: "Panel") -> str:
+        """A panel's name: its EP size, and what of it is not the same in all panels."""
+        varied = {name for name in _WORDS if len({getattr(each, name) for each in self.panels()}) > 1}
+        told = [text.format(getattr(panel, name)) for name, text in _WORDS.items() if name in varied]
+        return ", ".join([f"EP {panel.ep_size}", *told])
 
-    def headline_rows(
-        self, regime: Regime | None = None, ep_size: int | None = None, row_format: str | None = None
-    ) -> list[Record]:
+    def headline_rows(self, regime: Regime | None = None, panel: "Panel | None" = None) -> list[Record]:
         """Round trips, layers or expert stages that are ok with no flag but `within_launch`, which captions state."""
         return [
             row
@@ -70,8 +80,7 @@ class EvidenceRun:
             and row.status == Status.OK
             and set(row.flags.split()) <= {Flag.WITHIN_LAUNCH}
             and regime in (None, row.regime)
-            and ep_size in (None, row.ep_size)
-            and row_format in (None, row.dispatch_format)
+            and (panel is None or panel == _panel(row))
         ]
 
     def series(self) -> dict[str, tuple[str, str]]:
@@ -83,20 +92,24 @@ class EvidenceRun:
             found[name] = (name.replace(row.backend, config["label"], 1), config["color"])
         return found
 
-    def times_us(self, regime: Regime, ep_size: int, row_format: str | None = None) -> dict[Key, list[float]]:
+    def times_us(self, regime: Regime, panel: "Panel") -> dict[Key, list[float]]:
         """Headline latencies of every repeat by series and tokens per rank, both in order."""
         order, name_of = list(self.series()), names(self.rows)
         found: dict[Key, list[float]] = {}
-        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, ep_size, row_format)]
+        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, panel)]
         for number, row in sorted(rows, key=lambda pair: (pair[0], pair[1].tokens_per_rank)):
             assert row.latency_us is not None
             found.setdefault((order[number], row.tokens_per_rank), []).append(row.latency_us)
         return found
 
 
+def _panel(row: Record) -> Panel:
+    return Panel(row.ep_size, row.num_experts, row.dispatch_format, row.weight_format or "")
+
+
 def names(rows: Iterable[Record]) -> Callable[[Record], str]:
-    """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows.
-    Dispatch formats are told apart by panels and tables instead."""
+    """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows, unless
+    panels and tables tell that apart."""
     seen: dict[tuple[str, str], set[str]] = {}
     for backend, own in {(row.backend, _variables(row)) for row in rows}:
         for name, value in json.loads(own).items():
@@ -116,7 +129,7 @@ def names(rows: Iterable[Record]) -> Callable[[Record], str]:
 
 def _variables(row: Record) -> str:
     """What may tell series of one backend apart, as JSON."""
-    told = {name: getattr(row, name) for name in ("compute", "num_experts", "routing", "weight_format")}
+    told = {name: getattr(row, name) for name in ("compute", "routing")}
     return json.dumps({**told, **json.loads(row.compute_options or "{}"), **json.loads(row.options)})
 
 

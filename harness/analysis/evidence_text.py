@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
-from epcross.harness.analysis.evidence_run import EvidenceRun, what
+from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, what
 from epcross.harness.analysis.soak_table import moved_gb, verified_rounds
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
@@ -58,18 +58,16 @@ def _formats(row: Record) -> str:
 
 
 def table(run: EvidenceRun) -> str:
-    """Medians of the steady round trip (or layer), one table for each EP size and dispatch format, one column for each
-    series."""
-    return "\n\n".join(_table(run, *panel) for panel in run.panels() if run.times_us(Regime.STEADY, *panel))
+    """Medians of the steady round trip (or layer), one table for each panel, one column for each series."""
+    return "\n\n".join(_table(run, panel) for panel in run.panels() if run.times_us(Regime.STEADY, panel))
 
 
-def _table(run: EvidenceRun, ep_size: int, row_format: str) -> str:
-    times = run.times_us(Regime.STEADY, ep_size, row_format)
-    told = f", {row_format} out" if len(run.formats()) > 1 else ""
+def _table(run: EvidenceRun, panel: Panel) -> str:
+    times = run.times_us(Regime.STEADY, panel)
     backends = {name: label for name, (label, _) in run.series().items() if any(own == name for own, _ in times)}
     heads = [f"{label} (us)" for label in backends.values()]
     lines = [
-        f"| tokens per rank, EP {ep_size}, steady{told} | {' | '.join(heads)} |",
+        f"| tokens per rank, {run.words(panel)}, steady | {' | '.join(heads)} |",
         f"| ---: | {' | '.join(['---:'] * len(heads))} |",
     ]
     for tokens in sorted({tokens for _, tokens in times}):

@@ -1,5 +1,7 @@
 """What documents say of ours beside others: medians, leads, changes of lead and starts, from rows with known times."""
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
 from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import create_run, open_run, release, write_unit
 from epcross.harness.terms import Regime, RowFormat, Status
+from epcross.kernels.experts.formats import WeightFormat
 
 TIMES_US = {
     "onesided_sentinel": {1: 1000.0, 8: 2000.0, 64: 6000.0},
@@ -28,18 +31,26 @@ BACKENDS = {
 
 
 # repeats 0 to 19, and 0 to 19 us on top of the first
-def run_of(folder: Path, *, launches: int = 5, drift: float = 0.0, formats: tuple[RowFormat, ...] = ()) -> EvidenceRun:
+def run_of(
+    folder: Path,
+    *,
+    launches: int = 5,
+    drift: float = 0.0,
+    formats: tuple[RowFormat, ...] = (RowFormat.BF16,),
+    weights: Mapping[str, WeightFormat] | None = None,
+    ours: WeightFormat | None = None,
+) -> EvidenceRun:
     """All of `TIMES_US` in steady state, a launch `drift` slower than the one before; DeepEP LL refuses two sizes."""
     machine = {"cpu": {"model": "Some CPU", "architecture": "x86_64", "cores_available": [0, 1]}}
     run = create_run(folder, "peers", {"backends": BACKENDS}, machine)
     context = replace(CONTEXT, run_id=run.run_id)
-    for row_format in formats or (RowFormat.BF16,):
-        for backend, times in TIMES_US.items():
-            for tokens, latency_us in times.items():
-                point = replace(make_point(backend=backend, tokens=tokens), dispatch_format=row_format)
-                for launch in range(launches):
-                    slower = latency_us * (1 + drift * launch)
-                    write_unit(run, make_unit(point, launch, context=context, latency_us=slower))
+    for row_format, (backend, times) in itertools.product(formats, TIMES_US.items()):
+        weight_format = (weights or {}).get(backend, ours)
+        for tokens, launch in itertools.product(times, range(launches)):
+            point = replace(make_point(backend=backend, tokens=tokens), dispatch_format=row_format)
+            unit = make_unit(point, launch, context=context, latency_us=times[tokens] * (1 + drift * launch))
+            records = tuple(replace(row, weight_format=weight_format and str(weight_format)) for row in unit.records)
+            write_unit(run, replace(unit, records=records))
     for tokens in (8, 64):
         point = make_point(backend="deepep_ll", tokens=tokens)
         unit = make_unit(point, context=context)
@@ -51,7 +62,7 @@ def run_of(folder: Path, *, launches: int = 5, drift: float = 0.0, formats: tupl
 
 def test_medians_have_a_line_for_each_series_and_say_why_others_have_none(tmp_path: Path) -> None:
     text = medians(run_of(tmp_path))
-    assert "| EP 2, bf16 out, steady: median (us) at tokens per rank | 1 | 8 | 64 |" in text
+    assert "| EP 2, steady: median (us) at tokens per rank | 1 | 8 | 64 |" in text
     assert "| Sentinel | 1010 | 2010 | 6010 |" in text
     assert "| AG/RS | 2510 | 4010 | - |" in text
     assert "DeepEP LL: 2 points unsupported (holds 4 tokens per rank, not 8)." in text
@@ -70,7 +81,7 @@ def test_crossings_name_who_leads_where_and_the_interval(tmp_path: Path) -> None
     of_pair = {tuple(line.split(" | ")[:2]): line for line in lines[2:]}
     assert len(of_pair) == 4
     assert "at 17 [17..17]: Sentinel below, DeepEP V2 above" in of_pair["| Sentinel", "DeepEP V2"]
-    assert "EP 2, bf16 out, steady" in of_pair["| Sentinel", "DeepEP V2"]
+    assert "EP 2, steady" in of_pair["| Sentinel", "DeepEP V2"]
     assert "never from 1 to 64: Fence leads" in of_pair["| Fence", "DeepEP V2"]
     assert "never from 1 to 8: Sentinel leads" in of_pair["| Sentinel", "AG/RS"]
 
@@ -85,15 +96,26 @@ def test_starts_that_differ_are_counted_with_the_worst(tmp_path: Path) -> None:
     assert "compared at 11 points, differ by more than 3% at 0" in again(run_of(tmp_path / "same"))
     text = again(run_of(tmp_path / "drift", launches=3, drift=0.05))
     assert "compared at 11 points, differ by more than 3% at 11" in text
-    assert "the largest is 10.8% (Sentinel, bf16 out, steady, 1 tokens per rank)" in text
+    assert "the largest is 10.8% (Sentinel, EP 2, steady, 1 tokens per rank)" in text
 
 
 def test_formats_stand_in_tables_and_panels_of_their_own(tmp_path: Path) -> None:
-    run = run_of(tmp_path, launches=2, formats=(RowFormat.FP8, RowFormat.BF16))
-    assert run.panels() == [(2, "bf16"), (2, "fp8")]
+    run = run_of(tmp_path, launches=3, formats=(RowFormat.FP8, RowFormat.BF16))
+    bf16, fp8 = run.panels()
+    assert (bf16.dispatch_format, fp8.dispatch_format) == ("bf16", "fp8")
+    assert [run.words(panel) for panel in (bf16, fp8)] == ["EP 2, bf16 out", "EP 2, fp8 out"]
     assert set(run.series()) == set(TIMES_US)  # no series is named by its format
     assert medians(run).count("| Sentinel |") == 2
     figure = round_trip_figure(run).decode()
-    assert "EP 2, steady, bf16 out" in figure
-    assert "EP 2, steady, fp8 out" in figure
-    assert run.times_us(Regime.STEADY, 2, "fp8").keys() == run.times_us(Regime.STEADY, 2, "bf16").keys()
+    assert "EP 2, bf16 out, steady" in figure
+    assert "EP 2, fp8 out, steady" in figure
+    assert run.times_us(Regime.STEADY, fp8).keys() == run.times_us(Regime.STEADY, bf16).keys()
+    assert crossings(run).count("Sentinel below, DeepEP V2 above") == 2
+
+
+def test_other_expert_weights_are_set_beside_ours_with_a_word(tmp_path: Path) -> None:
+    run = run_of(tmp_path, weights={"deepep_v2": WeightFormat.FP4, "ag_rs": WeightFormat.FP8}, ours=WeightFormat.FP8)
+    text = crossings(run)
+    assert "| Sentinel | DeepEP V2 | EP 2, fp8 weights, against fp4 weights, steady | at 17" in text
+    assert "| Sentinel | AG/RS | EP 2, fp8 weights, steady | never" in text
+    assert "DeepEP V2" not in leads(run)  # equal formats only
