@@ -63,7 +63,7 @@ class EvidenceRun:
 
     def panels(self) -> list["Panel"]:
         """What one panel of a figure or one table shows, of all rows that a headline may rest on."""
-        return sorted({_panel(row) for row in self.headline_rows()})
+        return sorted({panel_of(row) for row in self.headline_rows()})
 
     def words(self, panel: "Panel") -> str:
         """A panel's name: its EP size, and what of it is not the same in all panels."""
@@ -80,7 +80,7 @@ class EvidenceRun:
             and row.status == Status.OK
             and set(row.flags.split()) <= {Flag.WITHIN_LAUNCH}
             and regime in (None, row.regime)
-            and (panel is None or panel == _panel(row))
+            and (panel is None or panel == panel_of(row))
         ]
 
     def series(self) -> dict[str, tuple[str, str]]:
@@ -103,7 +103,8 @@ class EvidenceRun:
         return found
 
 
-def _panel(row: Record) -> Panel:
+def panel_of(row: Record) -> Panel:
+    """Where a row stands."""
     return Panel(row.ep_size, row.num_experts, row.dispatch_format, row.weight_format or "")
 
 

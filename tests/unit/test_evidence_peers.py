@@ -8,11 +8,12 @@ from pathlib import Path
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness.analysis.evidence_figure import round_trip_figure
+from epcross.harness.analysis.evidence_layers import shares
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
 from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
 from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import create_run, open_run, release, write_unit
-from epcross.harness.terms import Regime, RowFormat, Status
+from epcross.harness.terms import Phase, Regime, RowFormat, Status
 from epcross.kernels.experts.formats import WeightFormat
 
 TIMES_US = {
@@ -119,3 +120,15 @@ def test_other_expert_weights_are_set_beside_ours_with_a_word(tmp_path: Path) ->
     assert "| Sentinel | DeepEP V2 | EP 2, fp8 weights, against fp4 weights, steady | at 17" in text
     assert "| Sentinel | AG/RS | EP 2, fp8 weights, steady | never" in text
     assert "DeepEP V2" not in leads(run)  # equal formats only
+
+
+def test_shares_set_communication_beside_its_layer(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    assert shares(run) == "no layer of this run was timed with and without its exchange"
+    layers = [replace(row, phase=Phase.LAYER) for row in run.rows if row.status == Status.OK]
+    parts = [replace(row, phase=Phase.LAYER_COMM, latency_us=(row.latency_us or 0) / 4) for row in layers]
+    text = shares(replace(run, rows=(*layers, *parts)))
+    assert "| EP 2, steady | tokens per rank | layer (us) | of it communication (us) | share |" in text
+    assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
+    assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
+    assert "| 64 |" not in text
