@@ -7,7 +7,7 @@ rows of an older version are read with null in the columns they lack.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 def column(doc: str, default: Any = None, *, since: int = 1) -> Any:
@@ -104,6 +104,14 @@ class Record:
     enqueued: str | None = column(
         "How pairs were issued: host (a loop on the CPU), graph (a CUDA graph, replayed) or eager (a loop, for a GPU).",
         since=2,
+    )
+    enqueue_us: float | None = column(
+        "What the host takes to enqueue one pair by a graph, in microseconds, the slowest rank's (steady).", since=5
+    )
+    held: bool | None = column(
+        "Whether each graph was timed by itself behind a common start, the GPU being held until it was enqueued: where"
+        " the host takes longer to enqueue a pair than the GPU to run it, a chain would time the host.",
+        since=5,
     )
     instrumentation_us: float | None = column("An empty pair through the same timing path; never subtracted.")
 

@@ -26,13 +26,15 @@ class FakeDevice:
         advance: Callable[[float], None] = lambda us: None,
         replay_us: float = 0.0,
         stamp_us: float = 0.0,
+        enqueue_us: float = 0.0,
         offset: ClockOffset | None = None,
     ) -> None:
         self.clock, self.advance = clock, advance
-        self.replay_us, self.stamp_us = replay_us, stamp_us
+        self.replay_us, self.stamp_us, self.enqueue_us = replay_us, stamp_us, enqueue_us
         self.offset = offset or ClockOffset()
         self.drift_ns = 0  # from one comparison of clocks to the next
         self.log: list[str] = []
+        self.held_us: list[float] = []
         self.slots: dict[int, int] = {}
         self.captured = 0
         self.ranges: list[str] = []
@@ -46,6 +48,10 @@ class FakeDevice:
     def capture(self, enqueue: Callable[[], None]) -> FakeReplay:
         self.captured += 1
         return FakeReplay(enqueue, self)
+
+    def host_us(self, enqueue: Callable[[], None]) -> float:
+        enqueue()
+        return self.enqueue_us
 
     def mark(self) -> int:
         return self.clock()
@@ -72,6 +78,7 @@ class FakeDevice:
 
     def hold(self, duration_us: float) -> None:
         self.log.append("hold")
+        self.held_us.append(duration_us)
 
     def empty(self) -> None:
         self.advance(self.stamp_us)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -128,6 +129,12 @@ class CudaDevice:
         ):
             enqueue()
         return _Captured(graph, calls)
+
+    def host_us(self, enqueue: Callable[[], None]) -> float:
+        """See `Device`."""
+        begin = time.perf_counter()
+        enqueue()
+        return (time.perf_counter() - begin) * 1e6
 
     def mark(self) -> Any:
         """See `Device`."""

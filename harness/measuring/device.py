@@ -43,6 +43,10 @@ class Device(Protocol):
         """A graph of what `enqueue` enqueues; nothing of it runs yet."""
         ...
 
+    def host_us(self, enqueue: Callable[[], None]) -> float:
+        """Enqueue, and say how long that took the host."""
+        ...
+
     def mark(self) -> Any:
         """A point in the queue, for `elapsed_us`."""
         ...

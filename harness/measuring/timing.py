@@ -66,6 +66,8 @@ class Series:
     starts_ns: list[int]  # entry: this rank's actual start of each iteration, on a clock that all ranks share
     pairs: int
     clock_error_us: float = 0.0  # by how much that clock may be off between ranks
+    enqueue_us: float | None = None  # what the host takes to enqueue a pair, where that was measured
+    held: bool | None = None  # whether the GPU was held until all of it was enqueued, since the host is slower
 
 
 class Line(Protocol):

@@ -40,6 +40,8 @@ def chains_to_bytes(chains: Sequence[Chain]) -> bytes:
                 "pairs": c.series.pairs,
                 "starts_ns": c.series.starts_ns,
                 "clock_error_us": c.series.clock_error_us,
+                "enqueue_us": c.series.enqueue_us,
+                "held": c.series.held,
                 "values_us": {str(phase): values for phase, values in c.series.values_us.items()},
             }
             for c in chains
@@ -58,6 +60,8 @@ def chains_from_bytes(data: bytes) -> list[Chain]:
                 starts_ns=item["starts_ns"],
                 pairs=item["pairs"],
                 clock_error_us=item["clock_error_us"],
+                enqueue_us=item["enqueue_us"],
+                held=item["held"],
             ),
         )
         for item in json.loads(data)
@@ -122,6 +126,8 @@ def unit_result(
                 seed=head.seed,
                 chain=head.chain,
                 pairs=head.series.pairs,
+                enqueue_us=_largest([c.series.enqueue_us for c in chains]),
+                held=head.series.held,
                 boundary=join_words(boundary.get(phase, frozenset())),
             )
             estimate = stats.estimate(unit.point.regime, values)
@@ -151,6 +157,11 @@ def unit_result(
             )
             samples.append(Samples(phase=phase, repeat=repeat, values_us=values))
     return UnitResult(point_id=unit.point.point_id, launch=unit.launch, records=tuple(records), samples=tuple(samples))
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(max(known), 3) if known else None
 
 
 def _start_skew_us(starts_ns: Sequence[Sequence[int]]) -> float:

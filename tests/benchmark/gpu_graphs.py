@@ -3,9 +3,11 @@
     python -m torch.distributed.run --nproc_per_node 2 tests/benchmark/gpu_graphs.py [--tokens 8] [--json FILE]
 
 A pair is an all-gather and a reduce-scatter of TOKENS rows of hidden 7168 in BF16, or two all-to-alls of as many. Each
-line is one length, with what the host takes to enqueue a pair, and the first kernels as the profiler saw them, which
-tells time on the GPU from time between kernels. harness/measuring/cuda_timing.py rests on it: how many pairs a steady
-graph holds.
+line is one length, with the first kernels as the profiler saw them, which tells time on the GPU from time between
+kernels. `launch us` is what the host takes to enqueue a pair while the GPU is held, so that nothing keeps it waiting, and
+`held us` the period of a single graph that was enqueued whole before it ran: if a chain takes as long as its launches,
+and longer than that, it is the host that is timed. harness/measuring/cuda_timing.py rests on it: how many pairs a steady
+graph holds, and what it does about a slow host.
 """
 
 import argparse
@@ -26,6 +28,7 @@ HIDDEN = 7168
 LENGTHS = (5, 20, 50, 100, 200, 400)
 SERIES_US = 20_000.0
 SEEN = 6
+HOLD_CYCLES = 60_000_000  # some 30 ms: longer than the host takes for 400 pairs
 
 
 def pairs_of(tokens: int, ranks: int) -> dict[str, Callable[[], None]]:
@@ -76,6 +79,18 @@ def period(pair: Callable[[], None], length: int) -> dict[str, Any]:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / replays / length)
+    launches, held = [], []
+    for _ in range(5):
+        line_up()
+        torch.cuda._sleep(HOLD_CYCLES)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        started = time.perf_counter()
+        graph.replay()
+        launches.append((time.perf_counter() - started) * 1e6 / length)
+        end.record()
+        end.synchronize()
+        held.append(begin.elapsed_time(end) * 1e3 / length)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         graph.replay()
         torch.cuda.synchronize()
@@ -89,6 +104,8 @@ def period(pair: Callable[[], None], length: int) -> dict[str, Any]:
         "pairs": length,
         "us": round(statistics.median(times), 2),
         "host_us": round(statistics.median(host), 2),
+        "launch_us": round(statistics.median(launches), 2),
+        "held_us": round(statistics.median(held), 2),
         "kernels_us": [round(end - begin, 1) for begin, end in spans],
         "gaps_us": [round(after[0] - before[1], 1) for before, after in pairwise(spans)],
     }
@@ -108,13 +125,17 @@ def main() -> None:
             pair()
         if dist.get_rank() == 0:
             sys.stdout.write(f"{name}, {dist.get_world_size()} ranks, {words.tokens} tokens\n")
-            sys.stdout.write(f"{'pairs':>6}{'us':>9}{'host us':>9}  kernels, gaps between them (us)\n")
+            sys.stdout.write(
+                f"{'pairs':>6}{'us':>9}{'host us':>9}{'launch us':>11}{'held us':>9}  kernels, gaps between them (us)\n"
+            )
         for length in LENGTHS:
             line = period(pair, length)
             found.setdefault(name, []).append(line)
             if dist.get_rank() == 0:
                 told = f"{line['kernels_us']} {line['gaps_us']}"
-                sys.stdout.write(f"{line['pairs']:6}{line['us']:9.2f}{line['host_us']:9.2f}  {told}\n")
+                sys.stdout.write(
+                    f"{line['pairs']:6}{line['us']:9.2f}{line['host_us']:9.2f}{line['launch_us']:11.2f}{line['held_us']:9.2f}  {told}\n"
+                )
                 sys.stdout.flush()
                 if words.json:
                     words.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -7,6 +7,7 @@ from tests.contract.threads import Shared, ThreadGroup, on_ranks
 from epcross.harness.measuring.cuda_timing import (
     ENTRY_ITERATIONS,
     GRAPH_US,
+    HOLD_US,
     MOST_PAIRS,
     SPAN_PAIRS,
     WARM_PAIRS,
@@ -107,6 +108,45 @@ def test_a_graph_is_captured_once_for_all_chains():
     timer.close()
     timer.series(Regime.STEADY, pair, pairs=20, iterations=0, sets=2)
     assert device.captured == 4
+
+
+def test_where_the_host_is_slower_each_graph_is_timed_by_itself_from_a_common_start():
+    timer, device, pair = parts(replay_us=18.0, enqueue_us=0.9 * 9 * MOST_PAIRS)
+    timer.expect(5.0)
+    series = timer.series(Regime.STEADY, pair, pairs=600, iterations=0, sets=2)
+    assert series.held
+    assert series.enqueue_us == pytest.approx(0.9 * 9)
+    assert series.pairs == 600
+    assert series.values_us == {Phase.ROUND_TRIP: [pytest.approx(9 + 18 / MOST_PAIRS)]}
+    each = ["synchronize", "hold", "line_up", "replay", "synchronize"]
+    assert device.log[-len(each) * 3 :] == each * 3
+    held_us = [us for us in device.held_us if us > HOLD_US]
+    assert held_us == [pytest.approx(HOLD_US + 2 * 0.9 * 9 * MOST_PAIRS)] * 3  # until all is enqueued
+
+
+def test_a_host_that_is_ahead_changes_nothing():
+    timer, device, pair = parts(enqueue_us=0.5 * 9 * MOST_PAIRS)
+    timer.expect(5.0)
+    series = timer.series(Regime.STEADY, pair, pairs=600, iterations=0, sets=2)
+    assert (series.held, series.enqueue_us) == (False, pytest.approx(4.5))
+    assert "line_up" not in device.log
+
+
+def test_one_slow_host_holds_all_ranks():
+    def rank(group):
+        clock = Clock()
+        device = FakeDevice(clock, advance=clock.advance, enqueue_us=(0.1, 0.9)[group.rank] * 9 * MOST_PAIRS)
+        timer = CudaTimer(device, group, graph=GraphSupport.YES)
+        timer.expect(5.0)
+        return timer.series(Regime.STEADY, Pair(clock), pairs=400, iterations=0, sets=2).held
+
+    assert on_ranks(2, rank) == [True, True]
+
+
+def test_a_loop_is_neither_held_nor_said_to_have_been():
+    timer, _, pair = parts(graph=GraphSupport.NO, enqueue_us=1e6)
+    series = timer.series(Regime.STEADY, pair, pairs=40, iterations=0, sets=2)
+    assert (series.held, series.enqueue_us) == (None, None)
 
 
 def test_without_graph_support_pairs_are_called_in_a_loop_and_said_to_be():
