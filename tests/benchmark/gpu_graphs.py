@@ -4,10 +4,10 @@
 
 A pair is an all-gather and a reduce-scatter of TOKENS rows of hidden 7168 in BF16, or two all-to-alls of as many. Each
 line is one length, with the first kernels as the profiler saw them, which tells time on the GPU from time between
-kernels. `launch us` is what the host takes to enqueue a pair while the GPU is held, so that nothing keeps it waiting, and
-`held us` the period of a single graph that was enqueued whole before it ran: if a chain takes as long as its launches,
-and longer than that, it is the host that is timed. harness/measuring/cuda_timing.py rests on it: how many pairs a steady
-graph holds, and what it does about a slow host.
+kernels. `launch us` is what the host takes to enqueue a pair while the GPU is held, so that nothing keeps it waiting,
+and `held us` the period of a single graph that was enqueued whole before it ran: if a chain takes as long as its
+launches, and longer than that, it is the host that is timed. harness/measuring/cuda_timing.py rests on it: how many pairs
+a steady graph holds, and what it does about a slow host.
 """
 
 import argparse
@@ -132,10 +132,8 @@ def main() -> None:
             line = period(pair, length)
             found.setdefault(name, []).append(line)
             if dist.get_rank() == 0:
-                told = f"{line['kernels_us']} {line['gaps_us']}"
-                sys.stdout.write(
-                    f"{line['pairs']:6}{line['us']:9.2f}{line['host_us']:9.2f}{line['launch_us']:11.2f}{line['held_us']:9.2f}  {told}\n"
-                )
+                times = f"{line['us']:9.2f}{line['host_us']:9.2f}{line['launch_us']:11.2f}{line['held_us']:9.2f}"
+                sys.stdout.write(f"{line['pairs']:6}{times}  {line['kernels_us']} {line['gaps_us']}\n")
                 sys.stdout.flush()
                 if words.json:
                     words.json.write_text(json.dumps(found, indent=1) + "\n")
