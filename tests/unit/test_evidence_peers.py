@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness.analysis.evidence_figure import round_trip_figure
@@ -61,8 +62,13 @@ def run_of(
     return read_run(run.path, open_run(run.path))
 
 
-def test_medians_have_a_line_for_each_series_and_say_why_others_have_none(tmp_path: Path) -> None:
-    text = medians(run_of(tmp_path))
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> EvidenceRun:
+    return run_of(tmp_path_factory.mktemp("usual"))
+
+
+def test_medians_have_a_line_for_each_series_and_say_why_others_have_none(usual: EvidenceRun) -> None:
+    text = medians(usual)
     assert "| EP 2, steady: median (us) at tokens per rank | 1 | 8 | 64 |" in text
     assert "| Sentinel | 1010 | 2010 | 6010 |" in text
     assert "| AG/RS | 2510 | 4010 | - |" in text
@@ -70,15 +76,15 @@ def test_medians_have_a_line_for_each_series_and_say_why_others_have_none(tmp_pa
     assert "DeepEP LL |" not in text
 
 
-def test_leads_set_the_better_of_ours_beside_the_best_other(tmp_path: Path) -> None:
-    text = leads(run_of(tmp_path))
+def test_leads_set_the_better_of_ours_beside_the_best_other(usual: EvidenceRun) -> None:
+    text = leads(usual)
     assert "| 1 | Sentinel 1010 | AG/RS 2510 | 2.49 [2.45..2.52] |" in text
     assert "| 8 | Fence 1810 | DeepEP V2 3010 | 1.66 [1.65..1.68] |" in text
     assert "| 64 | Fence 2010 | DeepEP V2 3010 | 1.50 [1.49..1.51] |" in text
 
 
-def test_crossings_name_who_leads_where_and_the_interval(tmp_path: Path) -> None:
-    lines = crossings(run_of(tmp_path)).splitlines()
+def test_crossings_name_who_leads_where_and_the_interval(usual: EvidenceRun) -> None:
+    lines = crossings(usual).splitlines()
     of_pair = {tuple(line.split(" | ")[:2]): line for line in lines[2:]}
     assert len(of_pair) == 4
     assert "at 17 [17..17]: Sentinel below, DeepEP V2 above" in of_pair["| Sentinel", "DeepEP V2"]
@@ -93,8 +99,8 @@ def test_one_launch_tells_no_crossing_and_no_second_start(tmp_path: Path) -> Non
     assert again(run) == "each series was started once, so nothing can be said of what a second start changes"
 
 
-def test_starts_that_differ_are_counted_with_the_worst(tmp_path: Path) -> None:
-    assert "compared at 11 points, differ by more than 3% at 0" in again(run_of(tmp_path / "same"))
+def test_starts_that_differ_are_counted_with_the_worst(usual: EvidenceRun, tmp_path: Path) -> None:
+    assert "compared at 11 points, differ by more than 3% at 0" in again(usual)
     text = again(run_of(tmp_path / "drift", launches=3, drift=0.05))
     assert "compared at 11 points, differ by more than 3% at 11" in text
     assert "the largest is 10.8% (Sentinel, EP 2, steady, 1 tokens per rank)" in text
@@ -122,8 +128,8 @@ def test_other_expert_weights_are_set_beside_ours_with_a_word(tmp_path: Path) ->
     assert "DeepEP V2" not in leads(run)  # equal formats only
 
 
-def test_shares_set_communication_beside_its_layer(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
+def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
+    run = usual
     assert shares(run) == "no layer of this run was timed with and without its exchange"
     layers = [replace(row, phase=Phase.LAYER) for row in run.rows if row.status == Status.OK]
     parts = [replace(row, phase=Phase.LAYER_COMM, latency_us=(row.latency_us or 0) / 4) for row in layers]
