@@ -129,7 +129,8 @@ class OneSidedAllToAll:
 
         Args:
             rows: [T, hidden] bf16, or [T, row_bytes] uint8 (any format), padded to a multiple of 16 bytes.
-            ids: int32 [T, top_k], slots; -1 = dropped. Others are an error that only `check_ids` finds.
+            ids: int32 [T, top_k], slots; -1 = dropped. Others are an error that only `check_ids` finds;
+                without it they are dropped too.
             weights: fp32 [T, top_k], carried along.
             scales: uint8 [T, scale_bytes], padded to a multiple of 16 bytes; none for bf16.
             tokens: tokens of this rank, or of each local rank; None = T.

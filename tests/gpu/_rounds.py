@@ -72,7 +72,8 @@ class Inputs:
 
     def destinations(self, slot_rank: Tensor) -> Tensor:
         """bool [V source, T, V destination]: who gets a token."""
-        ranks = torch.where(self.ids >= 0, slot_rank[self.ids.clamp(min=0)], -1)
+        known = (self.ids >= 0) & (self.ids < len(slot_rank))
+        ranks = torch.where(known, slot_rank[self.ids.clamp(0, len(slot_rank) - 1)], -1)
         sent = (ranks[..., None] == torch.arange(len(self.counts), device=ranks.device)).any(2)
         tokens = torch.arange(self.ids.shape[1], device=ranks.device)
         return sent & (tokens < torch.tensor(self.counts, device=ranks.device)[:, None])[..., None]
@@ -100,13 +101,18 @@ def random_bits(shape: Sequence[int], generator: torch.Generator, reserved: bool
 
 
 def random_ids(case: Case, tokens: int, generator: torch.Generator, routing: str = "uniform") -> Tensor:
-    """int32 [V, T, K] of distinct slots; `routing` is uniform, skewed (to low slots), masked (some -1) or empty."""
+    """int32 [V, T, K] of distinct slots; `routing` is uniform, skewed (to low slots), masked (some -1), empty, or
+    beyond (some are no slots, which drops them)."""
     scores = torch.rand(case.ep_size, tokens, case.num_slots, device=generator.device, generator=generator)
     if routing == "skewed":
         scores = scores * torch.linspace(1, 0, case.num_slots, device=scores.device) ** 4
     ids = scores.topk(case.top_k, dim=-1).indices.to(torch.int32)
     if routing == "masked":
         ids[torch.rand(ids.shape, device=ids.device, generator=generator) < 0.6] = -1
+    if routing == "beyond":
+        chosen = torch.rand(ids.shape, device=ids.device, generator=generator)
+        ids[chosen < 0.2] = case.num_slots
+        ids[chosen > 0.8] = torch.iinfo(torch.int32).max
     if routing == "empty":
         ids.fill_(-1)
     return ids

@@ -91,7 +91,7 @@ def test_group_sizes_around_the_borders_of_mask_words(protocol: str, ep_size: in
         exchange.close()
 
 
-@pytest.mark.parametrize("routing", ["skewed", "masked", "empty"])
+@pytest.mark.parametrize("routing", ["skewed", "masked", "beyond", "empty"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_routing_of_every_kind(protocol: str, routing: str) -> None:
     case = Case(ep_size=8, capacity=64, hidden=512, protocol=protocol)

@@ -20,8 +20,10 @@ EPCROSS_DEVICE int own_id(const Exchange& x, const Call& call, const Place& p, i
     return ids[token * x.top_k + p.lane];
 }
 
-/// The rank that holds a slot; -1 for a dropped one.
-EPCROSS_DEVICE int rank_of(const u8* slot_rank, int id) { return id >= 0 ? slot_rank[id] : -1; }
+/// The rank that holds a slot; -1 for a dropped one, and for an id past the slots, which would read past the table.
+EPCROSS_DEVICE int rank_of(const Exchange& x, const u8* slot_rank, int id) {
+    return static_cast<u32>(id) < static_cast<u32>(x.num_slots) ? slot_rank[id] : -1;
+}
 
 /// A set of up to 96 ranks.
 struct RankMask {

@@ -68,7 +68,7 @@ EPCROSS_DEVICE bool send_records(const Exchange& x, const Call& call, const Plac
                 if (failed) return false;
             }
             const int set = kProtocol == Protocol::kSentinel ? set_of(epoch) : 0;
-            const int rank_of_id = rank_of(slot_rank, id);
+            const int rank_of_id = rank_of(x, slot_rank, id);
             const bool escaped = kProtocol == Protocol::kSentinel && any_reserved<kPerLane>(v);
             for (int i = p.peer; i < x.ep; i += p.peer_step) {
                 const int to = p.above(x, i);
