@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from epcross.harness.analysis.cells import MARGIN, headline_flags
+from epcross.harness.analysis.cells import MARGIN, PHASE_WORDS, headline_flags
 from epcross.harness.analysis.figures.canvas import Figure, Omitted
 from epcross.harness.analysis.figures.crossover_map import Winner, winners
 from epcross.harness.analysis.figures.scene import Scene
@@ -11,7 +11,7 @@ from epcross.harness.analysis.plots import draw, scenes
 from epcross.harness.report import links, models, tables
 from epcross.harness.report.document import Block, Bullets, Document, Paragraph, Picture, Section
 from epcross.harness.report.machine import what_was_run
-from epcross.harness.terms import Flag, Status
+from epcross.harness.terms import Flag, Phase, Status
 
 FLAGGED = "latency_flagged"
 
@@ -67,8 +67,10 @@ def _summary(material: Material, found: list[Scene]) -> list[Block]:
     best = [sentence for scene in found for sentence in _who_wins(scene, several=len(found) > 1)]
     blocks: list[Block] = [Bullets(entries=lines)]
     if best:
+        phases = dict.fromkeys(row.phase for row in records if row.phase in PHASE_WORDS)
+        what = " or ".join(PHASE_WORDS[Phase(phase)] for phase in phases)
         words = (
-            f"Least median round trip, where it is {MARGIN:.0%} ahead of the second and the 95 % interval of their "
+            f"Least median {what}, where it is {MARGIN:.0%} ahead of the second and the 95 % interval of their "
             "ratio excludes 1:"
         )
         blocks += [Paragraph(text=words), Bullets(entries=best)]

@@ -16,6 +16,8 @@ from epcross.harness.analysis.table import run_table
 from epcross.harness.claims.selection import of_layers
 from epcross.harness.errors import InputError
 from epcross.harness.measuring.expert_fields import expert_fields
+from epcross.harness.report.content import document
+from epcross.harness.report.document import Paragraph
 from epcross.harness.storing.rows import check_record
 from epcross.harness.terms import BackendKind, Phase, Regime, RowFormat, WeightFormat
 
@@ -166,7 +168,10 @@ def test_a_report_draws_layers_in_a_setting_of_their_own(tmp_path: Path, monkeyp
         for one in points(("shm_fence",), regimes=(Regime.STEADY,))
         for weights in (WeightFormat.BF16, WeightFormat.FP8)
     ]
-    scenes = plots.scenes(material.load([make_run(tmp_path, [*exchanges, *layers])]))
+    made = material.load([make_run(tmp_path, [*exchanges, *layers])])
+    words = [block.text for block in document(made).sections[0].blocks if isinstance(block, Paragraph)]
+    assert any(text.startswith("Least median round trip or layer, where it is 3% ahead") for text in words)
+    scenes = plots.scenes(made)
     assert sorted(scene.phase for scene in scenes) == [Phase.LAYER, Phase.ROUND_TRIP]
     (scene,) = [scene for scene in scenes if scene.phase is Phase.LAYER]
     assert {one.name for one in scene.styles if one.variant} == {
