@@ -1,18 +1,20 @@
 """Errors added over all tokens of an expert: what one token may do, all of them together may not.
 
 What is wrong with an expert's weights spoils each of its tokens a little: a scale of GEMM2 128 columns, one of GEMM1
-all. So squares of errors are added over the expert's tokens, over each 128 columns and over all (a token of several
-experts counts for each), and the sum may be at most
+all. So squares of errors are added over the expert's tokens, over each 128 columns and over all, and the sum may be at
+most
 
-    rounding + E + sqrt(2 * V * L) + J * L / 3
+    rounding + E + z    with    V / J**2 * h(z * J / V) = L,    h(u) = (1 + u) * log(1 + u) - u
 
-`rounding` is the sum of what is allowed for roundings. The rest is Bernstein's inequality for moves of the re-quantised
+`rounding` is the sum of what is allowed for roundings. The rest is Bennett's inequality for moves of the re-quantised
 intermediate (`intermediate.py`), which are rare and independent: element j moves with a small chance by a step q_j, and
 the squared error grows by a_j = q_j**2 * w**2 * D_j, where w is the routing weight and D_j the sum of the squares of
 GEMM2's column j over the columns that are looked at. E is what is expected of the sum; V is its variance, the sum of
 E_j * a_j, and for each token 2 * E**2 / columns, as moves add like vectors of random direction; J is the farthest that
 any one element may move. A right sum is above with a chance of exp(-L), 1e-12, at most, and a unit has less than a
-million of them. At few tokens J decides, at many E.
+million of them. At few tokens J decides (z is about 5 J), at many E.
+
+A token of several experts counts for each of them, with the expert's share of what is expected of the token.
 """
 
 import math
@@ -40,6 +42,7 @@ class Moves:
     variance: "torch.Tensor"  # likewise
     largest: "torch.Tensor"  # likewise: by one element
     token: "list[torch.Tensor]"  # int64 [P] of each expert that has tokens
+    own: "list[torch.Tensor]"  # float64 [P]: what it adds to `mean`, over all columns
     slots: list[int]  # of these experts
 
     @classmethod
@@ -49,7 +52,7 @@ class Moves:
 
         shape = 3, len(values), -(-values.shape[1] // COLUMNS) + 1
         mean, variance, largest = torch.zeros(shape, dtype=torch.float64, device=values.device)
-        return cls(mean=mean, variance=variance, largest=largest, token=[], slots=[])
+        return cls(mean=mean, variance=variance, largest=largest, token=[], own=[], slots=[])
 
     def add(
         self, slot: int, token: "torch.Tensor", made: Intermediate, down_squares: "torch.Tensor",
@@ -67,7 +70,8 @@ class Moves:
         """
         length = with_total(column_sums(down_squares.T)).T  # [blocks + 1, intermediate]
         moved = made.moved + (usual * made.value).square()
-        self.mean.index_add_(0, token, moved @ length.T * weight_squares)
+        mean = moved @ length.T * weight_squares
+        self.mean.index_add_(0, token, mean)
         variance = (made.moved * made.step.square()) @ length.square().T
         self.variance.index_add_(0, token, variance * weight_squares.square())
         # over 128 elements at a time, whose lengths are nearly the same
@@ -76,6 +80,7 @@ class Moves:
         largest = (farthest[:, None] * longest).amax(-1) * weight_squares
         self.largest.scatter_reduce_(0, token[:, None].expand_as(largest), largest, "amax")
         self.token.append(token)
+        self.own.append(mean[:, -1])
         self.slots.append(slot)
 
 
@@ -119,25 +124,43 @@ def judge_sums(error: "torch.Tensor", rounding: "torch.Tensor", moves: Moves) ->
     token = torch.cat(moves.token)
     expert = torch.arange(len(counts), device=token.device).repeat_interleave(torch.tensor(counts, device=token.device))
 
-    def added(values: "torch.Tensor") -> "torch.Tensor":
-        return torch.zeros((len(counts), values.shape[1]), dtype=values.dtype, device=values.device).index_add_(
-            0, expert, values[token]
-        )
+    own = torch.cat(moves.own)
+    share = torch.where(own > 0, own / moves.mean[token, -1], 0.0)[:, None]
 
-    share = torch.cat([torch.maximum(rounding, rounding.mean(1, keepdim=True)), rounding.sum(1, keepdim=True)], 1)
+    def added(values: "torch.Tensor", weight: "torch.Tensor") -> "torch.Tensor":
+        zeros = torch.zeros((len(counts), values.shape[1]), dtype=values.dtype, device=values.device)
+        return zeros.index_add_(0, expert, values[token] * weight)
+
+    each = torch.maximum(rounding, rounding.mean(1, keepdim=True))
+    usual = torch.cat([each, rounding.sum(1, keepdim=True)], 1) + moves.mean
     columns = torch.full((error.shape[1] + 1,), float(COLUMNS), dtype=torch.float64, device=error.device)
     columns[-1] *= error.shape[1]
-    variance = added(moves.variance + 2 * moves.mean.square() / columns)
+    variance = added(moves.variance + 2 * moves.mean.square() / columns, share.square())
     largest = torch.zeros_like(variance)
-    largest.scatter_reduce_(0, expert[:, None].expand(-1, largest.shape[1]), moves.largest[token], "amax")
-    allowed = added(share + moves.mean) + (2 * _LOG_CHANCE * variance).sqrt() + _LOG_CHANCE / 3 * largest
-    found = added(with_total(error))
+    largest.scatter_reduce_(0, expert[:, None].expand(-1, largest.shape[1]), moves.largest[token] * share, "amax")
+    allowed = added(usual, share) + _above_mean(variance, largest)
+    found = added(with_total(error), share)
     ratio = torch.where(found == 0, 0.0, found / allowed)
     ratio = torch.where(ratio.isnan(), math.inf, ratio).sqrt()
     worst = ratio.max(1)
     return ExpertSums(
         slots=moves.slots, tokens=counts, times_allowed=worst.values, worst_block=worst.indices, blocks=error.shape[1]
     )
+
+
+def _above_mean(variance: "torch.Tensor", largest: "torch.Tensor") -> "torch.Tensor":
+    """z of V / J**2 * h(z * J / V) = L, with h(u) = (1 + u) * log(1 + u) - u: halves what lies between 0 and
+    Bernstein's sqrt(2 * V * L) + J * L / 3, which is never below."""
+    import torch
+
+    high = (2 * _LOG_CHANCE * variance).sqrt() + _LOG_CHANCE / 3 * largest
+    low = torch.zeros_like(high)
+    for _ in range(30):
+        middle = (low + high) / 2
+        u = middle * largest / variance
+        enough = variance * ((1 + u) * torch.log1p(u) - u) >= _LOG_CHANCE * largest.square()
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high
 
 
 def column_sums(values: "torch.Tensor") -> "torch.Tensor":

@@ -10,9 +10,10 @@ chance |delta| / q and then moves by q, so that its square is expected to be
 
     q * sqrt(2 / pi) * sigma + sigma_own**2
 
-with sigma_own**2 = (d silu(gate) / d gate * up * sigma_gate)**2 + (silu(gate) * sigma_up)**2, and sigma the same and
-what the block's scale adds, which is off by as large a share as the element that sets it. Rounding gate and up to bf16
-first changes neither: it makes errors rarer and as much larger.
+sigma_own is of d silu(gate) / d gate * up * sigma_gate and of silu(gate) * sigma_up, and sigma of it and of what the
+block's scale adds, which is off by as large a share as the element that sets it. Independent normal errors add by their
+squares. If gate and up are rounded to bf16 first, they are off rarely and by whole steps, as far on average, but hardly
+ever at once: then sizes add.
 """
 
 import math
@@ -68,10 +69,11 @@ def intermediate(
             low, high = torch.minimum(low, corner), torch.maximum(high, corner)
     sigmoid = torch.sigmoid(gate)
     slope = sigmoid * (1 + gate * (1 - sigmoid))
-    own = ((slope * up * by_gate).square() + (sigmoid * gate * by_up).square()) * (usual * weight) ** 2
+    add = torch.add if arithmetic.gate_up_rounded else torch.hypot
+    own = add((slope * up * by_gate).abs(), (sigmoid * gate * by_up).abs()) * (usual * weight)
     if arithmetic.intermediate is RowFormat.BF16:
         ends = [requantised(end, arithmetic) for end in (low, high)]
-        step, all_of_it = _step(middle, _BF16_BITS), own
+        step, sigma = _step(middle, _BF16_BITS), own
     else:
         low, high, parts, noise = (_blocks(each, arithmetic) for each in (low, high, middle, own))
         most = torch.maximum(low.abs(), high.abs())
@@ -81,12 +83,13 @@ def intermediate(
         largest, place = parts.abs().max(-1, keepdim=True)
         scale = _scales(largest, arithmetic)
         step = (_step((parts / scale).abs().clamp(min=_E4M3_LEAST), _E4M3_BITS) * scale).flatten(1)
-        by_scale = noise.gather(-1, place) * (parts / largest.clamp(min=torch.finfo(largest.dtype).tiny)).square()
-        all_of_it = own if arithmetic.power_of_two_scales else (noise + by_scale).flatten(1)
+        by_scale = noise.gather(-1, place) * (parts / largest.clamp(min=torch.finfo(largest.dtype).tiny)).abs()
+        sigma = own if arithmetic.power_of_two_scales else add(noise, by_scale).flatten(1)
     farthest = torch.zeros_like(value)
     for end in ends:
         farthest = torch.maximum(farthest, (end - value).abs())
-    return Intermediate(value=value, farthest=farthest, moved=_MEAN_SIZE * step * all_of_it.sqrt() + own, step=step)
+    moved = _MEAN_SIZE * step * sigma + own.square()
+    return Intermediate(value=value, farthest=farthest, moved=moved, step=step)
 
 
 def plain_intermediate(

@@ -46,9 +46,8 @@ fp32 by the kernel. One standard deviation of what is lost is 2**-13.1 of the si
 allowed, as the largest of a million elements is off by that (on the H200 2**-10.6, of 131072).
 """
 
-USUAL_LOSS = 1 / 6
-"""Of ACCUMULATOR_LOSS: what is taken for one standard deviation where errors are added (`expert_sums.py`). On an H200
-it is less than an eighth, which leaves room for 1.4 times as many moves as are expected there."""
+USUAL_LOSS = 1 / 8
+"""Of ACCUMULATOR_LOSS: one standard deviation, where errors are added (`expert_sums.py`)."""
 
 TIMES_PLAIN = 2.0
 
