@@ -30,6 +30,7 @@ from tests._experts import rank_major, shape_of  # noqa: E402  # isort: skip
 
 CHUNK = 500
 BITS = (13, 10)
+FACTORS = {"gate_up_scales": (0.68, 2.97), "down_scales": (0.88, 1.28)}  # hard to see at DeepSeek-V3's sizes
 
 
 def lost(shape: ExpertShape, copy: WeightCopy, rows: RankMajorRows, bits: int) -> torch.Tensor:
@@ -54,10 +55,14 @@ def faults(copy: WeightCopy, rows: RankMajorRows) -> dict[str, tuple[WeightCopy,
     if weights.shape[1] > 1:
         weights[0, [0, 1]] = weights[0, [1, 0]]
         made["weight swapped"] = copy, replace(rows, sets=(replace(one, weights=weights),))
-    for name in ("gate_up_scales", "down_scales"):
-        scales = getattr(copy, name).clone()
-        scales[0, 0, 0] = scales[0].flatten()[(scales[0] / scales[0, 0, 0]).log().abs().argmax()]
-        made[f"{name}: one block stale"] = replace(copy, **{name: scales}), rows
+    for name, factors in FACTORS.items():
+        right = getattr(copy, name)
+        other = right[0].flatten()[(right[0] / right[0, 0, 0]).log().abs().argmax()]
+        blocks = {"stale": other, **{f"x {factor}": factor * right[0, 0, 0] for factor in factors}}
+        for how, scale in blocks.items():
+            scales = right.clone()
+            scales[0, 0, 0] = scale
+            made[f"{name}: one block {how}"] = replace(copy, **{name: scales}), rows
     return made
 
 
