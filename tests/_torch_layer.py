@@ -12,6 +12,7 @@ from epcross.harness.terms import BackendKind, Domain, Regime, RowFormat, Sharin
 from epcross.kernels.experts import oracle
 from epcross.kernels.experts.compute import ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, WeightFormat
+from epcross.kernels.experts.intermediate import requantised
 from epcross.kernels.experts.rows import ExpertMajorRows, flat_rows
 from epcross.kernels.experts.weights import decoded
 
@@ -129,7 +130,7 @@ class PlainExperts(ExpertCompute):
         x = oracle.row_values(self.shape.row_format, rows.contiguous(), scales.contiguous()).float()
         gate, up = (x @ gate_up[expert].T).chunk(2, 1)
         middle = torch.nn.functional.silu(gate.double()) * up.double()
-        return oracle.requantised(middle, self.arithmetic(self.shape)).float() @ down[expert].T
+        return requantised(middle, self.arithmetic(self.shape)).float() @ down[expert].T
 
     def describe(self) -> Any:
         from epcross.kernels.experts.compute import ComputeDescription

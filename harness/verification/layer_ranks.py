@@ -2,7 +2,8 @@
 
 The oracle (`kernels.experts.oracle`) computes over the operands as quantised, re-quantised intermediate included, and
 rounds where the expert stage says that it rounds. A token's error may be twice that of a plain grouped GEMM in the same
-formats. Every expert that a token chose is made again here, wherever its rank is.
+formats; errors are added over a rank's tokens by expert, too. Every expert that a token chose is made again here,
+wherever its rank is.
 """
 
 from collections.abc import Callable, Sequence
@@ -112,8 +113,14 @@ class LayerRanks:
             if judged.ok:
                 self.worst_ratio = max([self.worst_ratio, *judged.times_plain.tolist()])
                 continue
+            what = f"wrong outputs{where}: {judged.sentence()}"
+            if judged.right.all():
+                wrong = int((judged.experts.times_allowed > 1).sum())
+                return Mismatch(
+                    what=what, rank=rank, wrong=wrong, total=len(judged.experts.slots), unit="experts are wrong"
+                )
             return Mismatch(
-                what=f"wrong outputs{where}: {judged.sentence()}",
+                what=what,
                 rank=rank,
                 source=rank,
                 token=int(judged.times_allowed.argmax()),
@@ -136,7 +143,7 @@ class LayerRanks:
             if judged.ok:
                 del self._arithmetics[:number]
                 return judged
-            if nearest is None or judged.times_allowed.max() < nearest.times_allowed.max():
+            if nearest is None or judged.worst < nearest.worst:
                 nearest = judged
         assert nearest is not None, "a layer says where it rounds"
         return nearest

@@ -14,16 +14,21 @@ where s is the sum: the first part is the size of the products, which may cancel
 gate and in up may land on another step, and so may the whole block if its largest element moves its scale. Of each
 element the farthest value that its own corners (gate -+ d, up -+ d) and the ends of its block's scale reach is taken,
 carried through GEMM2 as an independent error, and the sum of squares is allowed (`Expected.slack`), with the square of
-half of ACCUMULATOR_LOSS times the size of GEMM2's own products. `tests/benchmark/fp8_accumulation.py` emulates the
-tensor cores and says how far right results stay below the bound, and faults above it.
+half of ACCUMULATOR_LOSS times the size of GEMM2's own products (`intermediate.py` has the steps).
+
+That bounds the worst of a token, and is far above what is usual. So errors are added over the tokens of each expert as
+well, and may be little more than what is expected of right ones (`expert_sums.py`).
+`tests/benchmark/fp8_accumulation.py` emulates the tensor cores and says how far right results stay below both bounds,
+and faults above them.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epcross.kernels.experts.expert_sums import ExpertSums, Moves, column_sums, judge_sums
 from epcross.kernels.experts.formats import FP8_BLOCK, Arithmetic, ExpertShape
-from epcross.kernels.experts.quantise import E4M3_MAX
+from epcross.kernels.experts.intermediate import intermediate, plain_intermediate
 from epcross.kernels.experts.rows import ExpertMajorRows, RankMajorRows
 from epcross.kernels.experts.weights import WeightCopy, decoded, matrix
 from epcross.kernels.formats import RowFormat
@@ -41,8 +46,10 @@ fp32 by the kernel. One standard deviation of what is lost is 2**-13.1 of the si
 allowed, as the largest of a million elements is off by that (on the H200 2**-10.6, of 131072).
 """
 
+USUAL_LOSS = 1 / 8
+"""Of ACCUMULATOR_LOSS: one standard deviation, where errors are added (`expert_sums.py`)."""
+
 TIMES_PLAIN = 2.0
-_COLUMNS = 128  # judged by themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,26 +59,37 @@ class Expected:
     value: "torch.Tensor"  # float64 [n, hidden]
     plain: "torch.Tensor"  # bf16 [n, hidden]: what a plain grouped GEMM gives
     slack: "torch.Tensor"  # float64 [n, hidden]: squares of differences that re-quantisation may make either way
+    moves: Moves  # what those are expected to be, and whose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """One verdict for each token."""
+    """One verdict for each token, and one for each expert over its tokens."""
 
     right: "torch.Tensor"  # bool [n]
     error: "torch.Tensor"  # float64 [n]: 2-norm of the error, as a share of the value's
     times_plain: "torch.Tensor"  # float64 [n]: the error as a multiple of the plain one's
     times_allowed: "torch.Tensor"  # float64 [n]: above 1 is wrong, over the whole token or 128 of its columns
+    experts: ExpertSums
 
     @property
     def ok(self) -> bool:
-        """Whether every token is right."""
-        return bool(self.right.all())
+        """Whether every token is right, and every expert."""
+        return bool(self.right.all()) and self.experts.ok
+
+    @property
+    def worst(self) -> float:
+        """The largest error of a token or an expert, as a multiple of what is allowed."""
+        return max(0.0, *self.times_allowed.tolist(), *self.experts.times_allowed.tolist())
 
     def sentence(self) -> str:
-        """How many are wrong, and the worst."""
+        """How many are wrong and the worst, by the rule that is broken; by both if none is."""
         if not len(self.right):
             return "no tokens"
+        rules = {self._tokens(): bool(self.right.all()), self.experts.sentence(): self.experts.ok}
+        return "; ".join([words for words, kept in rules.items() if not kept or self.ok])
+
+    def _tokens(self) -> str:
         worst = int(self.times_allowed.argmax())
         return (
             f"{int((~self.right).sum())} of {len(self.right)} tokens wrong; the worst, {worst}, is off by"
@@ -108,6 +126,7 @@ def expected(
     shape, device = values.shape, values.device
     value, slack = (torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(2))
     total, partial = (torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2))
+    moves = Moves.none(values)
     rank = 0
     for slot in slots:
         if slots_per_rank and slot // slots_per_rank != rank:
@@ -121,36 +140,39 @@ def expected(
         lost = ACCUMULATOR_LOSS[row_format]
         sums = values[row] @ gate_up.T
         partial_sums = sums.square() * (4 * FP8_BLOCK / shape[1])
-        off = lost * (values[row].square() @ gate_up.square().T + partial_sums).sqrt()
-        made, spread = _intermediate(sums, off, inner, arithmetic)
-        value.index_add_(0, row, made @ down.T * outer)
-        spread = spread.square() + (lost / 2 * made).square()
-        slack.index_add_(0, row, spread @ down.square().T * outer**2)
-        plain, _ = _intermediate((values[row].float() @ gate_up.float().T).double(), None, inner, arithmetic)
+        size = (values[row].square() @ gate_up.square().T + partial_sums).sqrt()
+        made = intermediate(sums, size, inner, arithmetic, lost=lost, usual=lost * USUAL_LOSS)
+        down_squares, outer_squares = down.square(), torch.as_tensor(outer, device=device).square()
+        value.index_add_(0, row, made.value @ down.T * outer)
+        spread = made.farthest.square() + (lost / 2 * made.value).square()
+        slack.index_add_(0, row, spread @ down_squares.T * outer_squares)
+        moves.add(slot, row, made, down_squares, outer_squares, lost * USUAL_LOSS)
+        plain = plain_intermediate(values[row].float() @ gate_up.float().T, inner, arithmetic)
         output = plain.float() @ down.float().T
         if arithmetic.output_rounded:
             output = _rounded(output)
         partial.index_add_(0, row, output * outer.float())
-    return Expected(value=value, plain=(total + _rounded(partial)).to(torch.bfloat16), slack=slack)
+    return Expected(value=value, plain=(total + _rounded(partial)).to(torch.bfloat16), slack=slack, moves=moves)
 
 
 def judge(out: "torch.Tensor", wanted: Expected) -> Judgement:
-    """Judge bf16 [n, hidden]; see the head of this file for the rule."""
+    """Judge bf16 [n, hidden]; see the head of this file for the rules."""
     import torch
 
-    error = _squares(out.double() - wanted.value)
-    plain = _squares(wanted.plain.double() - wanted.value)
-    slack = _columns(wanted.slack).sum(-1)
+    error = column_sums((out.double() - wanted.value).square())
+    plain = column_sums((wanted.plain.double() - wanted.value).square())
+    slack = column_sums(wanted.slack)
     allowed = TIMES_PLAIN**2 * plain.sum(1) + slack.sum(1)
     fair = TIMES_PLAIN**2 * torch.maximum(plain, plain.mean(1, keepdim=True)) + 2 * slack
     ratio = torch.maximum(_over(error.sum(1), allowed), _over(error, fair).amax(1)).sqrt()
     ratio = torch.where(ratio.isnan(), torch.inf, ratio)
-    norm = _squares(wanted.value).sum(1)
+    norm = wanted.value.square().sum(1)
     return Judgement(
         right=ratio <= 1,
         error=_over(error.sum(1), norm).sqrt(),
         times_plain=_over(error.sum(1), plain.sum(1)).sqrt(),
         times_allowed=ratio,
+        experts=judge_sums(error, TIMES_PLAIN**2 * plain, wanted.moves),
     )
 
 
@@ -227,92 +249,10 @@ def row_values(row_format: RowFormat, rows: "torch.Tensor", scales: "torch.Tenso
     return rows.view(torch.float8_e4m3fn).double() * scale.double().repeat_interleave(FP8_BLOCK, 1)
 
 
-def requantised(values: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor":
-    """float64 [n, columns] to the format of the intermediate and back."""
-    import torch
-
-    if arithmetic.intermediate is RowFormat.BF16:
-        return values.to(torch.bfloat16).double()
-    parts = _blocks(values, arithmetic)
-    return _coded(parts, _scales(parts.abs().amax(-1, keepdim=True), arithmetic)).flatten(1)
-
-
-def _blocks(values: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor":
-    """[n, blocks, values that share a scale]."""
-    return values.unflatten(1, (-1, arithmetic.scale_block))
-
-
-def _scales(largest: "torch.Tensor", arithmetic: Arithmetic) -> "torch.Tensor":
-    """float64 scales of blocks by their largest magnitudes."""
-    import torch
-
-    largest = largest.float()
-    scale = (largest / torch.full_like(largest, E4M3_MAX)).double()
-    if arithmetic.power_of_two_scales:
-        scale = torch.exp2(torch.log2(scale).ceil())
-    return torch.where(largest > 0, scale, 1.0)
-
-
-def _coded(parts: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
-    """To e4m3 and back."""
-    import torch
-
-    return (parts / scale).clamp(-E4M3_MAX, E4M3_MAX).float().to(torch.float8_e4m3fn).double() * scale
-
-
-def _intermediate(
-    gate_up: "torch.Tensor", off: "torch.Tensor | None", weight: "torch.Tensor | float", arithmetic: Arithmetic
-) -> "tuple[torch.Tensor, torch.Tensor]":
-    """The re-quantised intermediate [n, I] of float64 products [n, 2 * I], and how far it may be off if they are."""
-    import torch
-
-    def after(gate: "torch.Tensor", up: "torch.Tensor") -> "torch.Tensor":
-        if arithmetic.gate_up_rounded:
-            gate, up = (side.to(torch.bfloat16).double() for side in (gate, up))
-        return torch.nn.functional.silu(gate) * up * weight
-
-    gate, up = gate_up.chunk(2, 1)
-    middle = after(gate, up)
-    made = requantised(middle, arithmetic)
-    if off is None:
-        return made, torch.zeros_like(made)
-    low, high = middle, middle
-    by_gate, by_up = off.chunk(2, 1)
-    for gate_sign in (-1, 1):
-        for up_sign in (-1, 1):
-            corner = after(gate + gate_sign * by_gate, up + up_sign * by_up)
-            low, high = torch.minimum(low, corner), torch.maximum(high, corner)
-    if arithmetic.intermediate is RowFormat.BF16:
-        ends = [requantised(end, arithmetic) for end in (low, high)]
-    else:
-        low, high = _blocks(low, arithmetic), _blocks(high, arithmetic)
-        most = torch.maximum(low.abs(), high.abs())
-        least = torch.where(low * high > 0, torch.minimum(low.abs(), high.abs()), 0.0)
-        scales = [_scales(size.amax(-1, keepdim=True), arithmetic) for size in (least, most)]
-        ends = [_coded(end, scale).flatten(1) for end in (low, high) for scale in scales]
-    spread = torch.zeros_like(made)
-    for end in ends:
-        spread = torch.maximum(spread, (end - made).abs())
-    return made, spread
-
-
 def _rounded(values: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     return values.to(torch.bfloat16).float()
-
-
-def _columns(values: "torch.Tensor") -> "torch.Tensor":
-    """[n, blocks, 128], the last padded with zeros."""
-    import torch
-
-    missing = -values.shape[1] % _COLUMNS
-    return torch.nn.functional.pad(values, (0, missing)).unflatten(1, (-1, _COLUMNS))
-
-
-def _squares(values: "torch.Tensor") -> "torch.Tensor":
-    """Sums of squares over each 128 columns, [n, blocks]."""
-    return _columns(values).square().sum(-1)
 
 
 def _over(part: "torch.Tensor", whole: "torch.Tensor") -> "torch.Tensor":

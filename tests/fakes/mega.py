@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tests.fakes.world import install, module
 
-from epcross.kernels.experts import oracle
 from epcross.kernels.experts.formats import Arithmetic
+from epcross.kernels.experts.intermediate import requantised
 from epcross.kernels.experts.quantise import fp4_values, quantise_fp8_rows
 from epcross.kernels.formats import RowFormat
 
@@ -25,7 +25,7 @@ def _layer(x: Any, x_sf: Any, ids: Any, weights: Any, experts: Any, arithmetic: 
         row, selection = (ids == expert).nonzero(as_tuple=True)
         gate, up = (values[row] @ gate_up.T).chunk(2, 1)
         middle = torch.nn.functional.silu(gate.double()) * up.double() * weights[row, selection, None].double()
-        made = (oracle.requantised(middle, arithmetic).float() @ down.T).to(torch.bfloat16)
+        made = (requantised(middle, arithmetic).float() @ down.T).to(torch.bfloat16)
         total.index_add_(0, row, made.float())
     return total.to(torch.bfloat16)
 

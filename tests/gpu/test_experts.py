@@ -1,5 +1,6 @@
 """Expert stages on a GPU at the sizes of DeepSeek-V3, judged by the oracle; in graphs that see other routing."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -77,6 +78,7 @@ def judged(shape: ExpertShape, compute: ExpertCompute, rows) -> None:
     place, wanted = oracle.expected_of_rows(shape, weights_of(shape).copies[0], rows, compute.arithmetic(shape))
     verdict = oracle.judge(rows.out.flatten(0, -2)[place], wanted)
     assert len(place) > 0
+    sys.stdout.write(f"{type(compute).__name__}: {verdict.sentence()}\n")  # pytest -rP shows it
     assert verdict.ok, verdict.sentence()
 
 

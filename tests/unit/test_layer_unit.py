@@ -354,3 +354,23 @@ def test_inputs_that_are_not_quantised_anew_are_incorrect():
 
     records = measure(made, session=Session, **FP8).records
     assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
+
+
+class SlightlyStale(PlainExperts):
+    """One scale of GEMM2 is off, by less than a token shows."""
+
+    def changed(self, copy):
+        assert copy.down_scales is not None
+        scales = copy.down_scales.clone()
+        scales[1, 0, 0] *= 0.965
+        return replace(copy, down_scales=scales)
+
+
+def test_a_stale_scale_that_no_token_shows_is_incorrect():
+    records = measure(layer(SlightlyStale), tokens=(160, 160, 160, 160), hidden=512, top_k=4, **FP8).records
+    (reason,) = {r.reason for r in records}
+    assert {r.status for r in records} == {"incorrect"}
+    assert reason is not None
+    assert "experts wrong by the sum over their tokens; the worst, slot" in reason
+    assert "columns 0 to 127" in reason
+    assert "of 8 experts are wrong" in reason
