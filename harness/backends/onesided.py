@@ -13,7 +13,8 @@ from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowForm
 from epcross.kernels.formats import RowSize, row_size
 from epcross.kernels.onesided.agreement import protocols_of, shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Layout, Protocol, Shape
+from epcross.kernels.onesided.plan import pushes, workspace_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,8 +67,8 @@ class OneSided(GpuBackend):
 
     def workspace_bytes(self, point: Point) -> int:
         """The workspace of one rank. Raises `ValueError` for a shape beyond the limits."""
-        shape = _shape(point)
-        return max(layout(protocol, shape).total_bytes for protocol in protocols_of(self.protocol))
+        shape, local = _shape(point), point.ep_size if point.sharing is Sharing.ONE_LAUNCH else 1
+        return max(workspace_layout(each, shape, local).total_bytes for each in protocols_of(self.protocol))
 
     def prebuild(self) -> None:
         """Compile for the GPU of this machine, exchange and instruments."""
@@ -264,10 +265,15 @@ class OneSided(GpuBackend):
 
     def _protocol_bytes(self) -> int:
         """What the fullest rank here writes in a round besides rows, scales, ids, weights and partials; of set 0."""
-        received = max((len(source) for source, _ in self._arrived.get(0, [])), default=0)
+        sources = [source for source, _ in self._arrived.get(0, [])]
+        received = max((len(source) for source in sources), default=0)
         tokens = max(self._counts, default=0)
-        at = layout(self._opened().protocol, _shape(self._point))
-        return sent_bytes(at, tokens=tokens, rows=received) + own_bytes(at, tokens=tokens, rows=received)
+        at = workspace_layout(self._opened().protocol, _shape(self._point), self._local)
+        pushed = 0
+        if pushes(at, max(self._point.tokens), self._local):
+            pushed = max((int((source != self._first + i).sum()) for i, source in enumerate(sources)), default=0)
+        sent = sent_bytes(at, tokens=tokens, rows=received, pushed=pushed)
+        return sent + own_bytes(at, tokens=tokens, rows=received)
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
         return tensor if self._local == 1 else tensor[local]
@@ -285,7 +291,7 @@ class OneSided(GpuBackend):
 
 
 class OneSidedFence(OneSided):
-    """Throughput: plain vector stores, one release fence, one flag for each pair of ranks; combine pulls."""
+    """Throughput: plain vector stores, then flags; combine pulls, or pushes where kernels/onesided/plan.py says so."""
 
     name = "onesided_fence"
     protocol = Protocol.FENCE
@@ -314,14 +320,15 @@ def _shape(point: Point) -> Shape:
     )
 
 
-def sent_bytes(at: Layout, *, tokens: int, rows: int) -> int:
+def sent_bytes(at: Layout, *, tokens: int, rows: int, pushed: int = 0) -> int:
     """What a rank with `tokens` tokens stores to all ranks in a round besides rows, scales, ids, weights and partials,
-    if `rows` go out: headers, padding, flags. What is for other ranks crosses the links, and is not in `wire_bytes`."""
+    if `rows` go out and `pushed` partials are pushed back by Fence: headers, padding, flags. What is for other ranks
+    crosses the links, and is not in `wire_bytes`."""
     shape = at.shape
     headers = 8 * shape.ep_size * tokens  # one for every (token, rank), sent or not
     padding = rows * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
     flags = 2 * 8 * shape.ep_size if at.protocol is Protocol.FENCE else 0  # one for each peer and direction, at least
-    return headers + padding + flags
+    return headers + padding + flags + 8 * at.push_chunks * pushed
 
 
 def own_bytes(at: Layout, *, tokens: int, rows: int) -> int:

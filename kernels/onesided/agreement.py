@@ -12,7 +12,8 @@ from epcross.kernels.onesided.buffers import Transport, facts_here, gather, judg
 from epcross.kernels.onesided.crossover import Crossovers, NoCrossover, Setting, machine_name
 from epcross.kernels.onesided.engine import Kernels, bytes_per_rank
 from epcross.kernels.onesided.inputs import Expected, Options, option_problems, slot_ranks
-from epcross.kernels.onesided.layout import Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import Layout, Protocol, Shape
+from epcross.kernels.onesided.plan import workspace_layout
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,7 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
     try:
         protocols = protocols_of(request.protocol)
         if shape is not None:
-            layouts = {protocol: layout(protocol, shape) for protocol in protocols}
+            layouts = {each: workspace_layout(each, shape, options.local_ranks) for each in protocols}
         if not problems:
             kernels = Kernels(device, protocols, len(ranks), options)
     except (ValueError, EpcrossError, RuntimeError) as error:  # RuntimeError: torch's, of a GPU that cannot be used
