@@ -145,8 +145,8 @@ def layout(protocol: Protocol, shape: Shape, push_chunks: int = 0) -> Layout:
     Args:
         protocol: who lies in it.
         shape: what decides the sizes.
-        push_chunks: for Fence, the chunks of a partial that are pushed back with a flag each; 0 for no room for them. An
-            exchange has what `workspace_layout` of plan.py says.
+        push_chunks: for Fence, the chunks of a partial that are pushed back with a flag each; 0 for no room for them.
+            An exchange has what `workspace_layout` of plan.py says.
     """
     record = _up(shape.record_vectors * VECTOR_BYTES, LINE_BYTES)
     partial = _up(shape.partial_vectors * VECTOR_BYTES, LINE_BYTES)
