@@ -22,7 +22,8 @@ EPCROSS_DEVICE void push_partials(const Exchange& x, const Place& p, u64 epoch) 
     for (int i = p.peer; i < x.ep - 1; i += p.peer_step) {
         const int to = p.above(x, i);
         const u64 head = load_word(p.mine + header_at(x, 0, 0, to));
-        const int count = is_of(head, epoch) ? tokens_in(head) : 0;
+        // as one lane saw it: the lanes must agree, and the header may change
+        const int count = __shfl_sync(kFull, is_of(head, epoch) ? tokens_in(head) : 0, 0);
         for (int token = p.token; token < count; token += kTokens * p.token_step) {
             const int looked = token + p.lane * p.token_step;  // a lane for each token of this turn
             bool came = false;
