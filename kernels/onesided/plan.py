@@ -77,8 +77,8 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
 def workspace_layout(protocol: Protocol, shape: Shape, local_ranks: int = 1) -> Layout:
     """The layout of one rank's workspace, with room for pushed partials only where a round may come to push."""
     reached = _rows(protocol, _warps(shape, shape.capacity, local_ranks))
-    pushes = local_ranks <= PUSH_LOCAL_RANKS and any(back == PUSH for _, _, back in reached)
-    return layout(protocol, shape, -(-shape.partial_vectors // (LANES * PER_LANE[PUSH])) if pushes else 0)
+    room = local_ranks <= PUSH_LOCAL_RANKS and any(back == PUSH for _, _, back in reached)
+    return layout(protocol, shape, -(-shape.partial_vectors // (LANES * PER_LANE[PUSH])) if room else 0)
 
 
 def least_blocks(local_ranks: int) -> int:

@@ -170,9 +170,10 @@ def test_there_is_room_for_pushed_partials_only_where_a_round_may_push(
     monkeypatch.setitem(VARIANTS, Protocol.FENCE, ((3 * 28, "wide", "mid"), (None, "wide", "wide")))  # 28 warps a row
     shape: dict[str, Any] = {"ep_size": 2, "max_tokens_per_rank": 4, "top_k": 8, "hidden": 7168, "protocol": "fence"}
     pulled = OneSidedAllToAll.workspace_bytes(**shape)
-    three = OneSidedAllToAll.workspace_bytes(**shape | {"max_tokens_per_rank": 3})
+    fewer: dict[str, Any] = shape | {"max_tokens_per_rank": 3}
+    three = OneSidedAllToAll.workspace_bytes(**fewer)
     monkeypatch.setitem(VARIANTS, Protocol.FENCE, ((3 * 28, "wide", "mid"), (None, "wide", PUSH)))
     flags = -(-2 * 4 * 7 * 8 // 128) * 128  # for each token, each rank and each 128 of 896 vectors
     assert OneSidedAllToAll.workspace_bytes(**shape) == pulled + flags + 8 * 14336
-    assert OneSidedAllToAll.workspace_bytes(**shape | {"max_tokens_per_rank": 3}) == three
+    assert OneSidedAllToAll.workspace_bytes(**fewer) == three
     assert OneSidedAllToAll.workspace_bytes(**shape, local_ranks=2) == pulled, "ranks that share a GPU pull"
