@@ -9,13 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol
+from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol, Shape, layout
 
 BLOCK_THREADS = 128
 """At most `EPCROSS_MAX_THREADS` of csrc/kernels.cu."""
 
-PER_LANE = {"narrow": 1, "mid": 2, "wide": 4}
+PUSH = "push"
+"""The variant of Fence's combine that pushes partials; the others pull them."""
+
+PER_LANE = {"narrow": 1, "mid": 2, "wide": 4, PUSH: 4}
 """Vectors that a lane moves at a time, by variant."""
+
+PUSH_LOCAL_RANKS = 1
+"""Most ranks of a launch that push: where several share a GPU's memory, a pull moves fewer bytes."""
 
 VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.SENTINEL: (
@@ -24,7 +30,12 @@ VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
         (2000, "wide", "mid"),
         (None, "wide", "wide"),
     ),
-    Protocol.FENCE: ((64, "narrow", "narrow"), (320, "mid", "narrow"), (30000, "wide", "mid"), (None, "wide", "wide")),
+    Protocol.FENCE: (
+        (64, "narrow", "narrow"),
+        (320, "mid", "narrow"),
+        (30000, "wide", "mid"),
+        (None, "wide", "wide"),  # PUSH in place of the last one has as many tokens pushed back: not measured yet
+    ),
 }
 """Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
 warps that move more each beat many: a kernel ends when the stores of every multiprocessor are acknowledged."""
@@ -55,7 +66,19 @@ class Step:
 
 def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
     """The kernel of each phase and variant."""
-    return {(phase, variant): f"{protocol}_{phase}_{variant}" for phase in Phase for variant in PER_LANE}
+    return {
+        (phase, variant): f"{protocol}_{phase}_{variant}"
+        for phase in Phase
+        for variant in PER_LANE
+        if variant != PUSH or (protocol, phase) == (Protocol.FENCE, Phase.COMBINE)
+    }
+
+
+def workspace_layout(protocol: Protocol, shape: Shape, local_ranks: int = 1) -> Layout:
+    """The layout of one rank's workspace, with room for pushed partials only where a round may come to push."""
+    reached = _rows(protocol, _warps(shape, shape.capacity, local_ranks))
+    room = local_ranks <= PUSH_LOCAL_RANKS and any(back == PUSH for _, _, back in reached)
+    return layout(protocol, shape, -(-shape.partial_vectors // (LANES * PER_LANE[PUSH])) if room else 0)
 
 
 def least_blocks(local_ranks: int) -> int:
@@ -63,11 +86,16 @@ def least_blocks(local_ranks: int) -> int:
     return 2 * local_ranks
 
 
+def pushes(at: Layout, tokens: int, local_ranks: int = 1) -> bool:
+    """Whether partials of a round of so many tokens are pushed with flags of their own, and not pulled."""
+    return _variant(Phase.COMBINE, at, tokens, local_ranks) == PUSH
+
+
 def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], local_ranks: int = 1) -> Step:
     """The launch for `tokens` tokens of the rank that has most.
 
     Room goes to the vectors of a row first, then to tokens, then to peers: blocks for different peers each load a row
-    anew.
+    anew. Partials that are pushed differ from peer to peer, and a sum needs those of all: peers come before tokens.
 
     Args:
         phase: dispatch or combine.
@@ -79,22 +107,35 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
     kernel = kernel_names(at.protocol)[phase, (variant := _variant(phase, at, tokens, local_ranks))]
     room = resident[kernel] // local_ranks
     wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
-    sentinel = at.protocol is Protocol.SENTINEL
+    halves = at.protocol is Protocol.SENTINEL or variant == PUSH
     chunk_blocks = min(-(-_chunks(phase, at, variant) // _WARPS), room // 2)
-    if sentinel:
-        token_blocks = min(wanted, room // (2 * chunk_blocks))
+    if halves:
+        first = min(peers, room // (2 * chunk_blocks)) if variant == PUSH else 1
+        token_blocks = min(wanted, room // (2 * chunk_blocks * first))
     else:
         chunk_blocks = min(chunk_blocks, MAX_FLAGS)  # every sending block raises a flag of its own
         token_blocks = min(wanted, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
-    depth = 2 * token_blocks if sentinel else token_blocks + 1
+    depth = 2 * token_blocks if halves else token_blocks + 1
     peer_blocks = min(peers, room // (chunk_blocks * depth))
     return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, depth), chunk_blocks=chunk_blocks)
 
 
 def _variant(phase: Phase, at: Layout, tokens: int, local_ranks: int) -> str:
-    warps = tokens * local_ranks * -(-at.shape.partial_vectors // LANES)
-    row = next(row for row in VARIANTS[at.protocol] if row[0] is None or warps <= row[0])
-    return row[1] if phase is Phase.DISPATCH else row[2]
+    _, there, back = _rows(at.protocol, _warps(at.shape, tokens, local_ranks))[-1]
+    if phase is Phase.DISPATCH:
+        return there
+    return "wide" if back == PUSH and not at.push_chunks else back
+
+
+def _warps(shape: Shape, tokens: int, local_ranks: int) -> int:
+    return tokens * local_ranks * -(-shape.partial_vectors // LANES)
+
+
+def _rows(protocol: Protocol, warps: int) -> tuple[tuple[int | None, str, str], ...]:
+    """Those of `VARIANTS` that serve up to so many warps."""
+    rows = VARIANTS[protocol]
+    last = next(i for i, (limit, _, _) in enumerate(rows) if limit is None or warps <= limit)
+    return rows[: last + 1]
 
 
 def _chunks(phase: Phase, at: Layout, variant: str) -> int:

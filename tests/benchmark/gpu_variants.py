@@ -1,13 +1,15 @@
 """Every variant of the one-sided kernels at every step size: what `VARIANTS` in kernels/onesided/plan.py rests on.
 
     python tests/benchmark/gpu_variants.py [--ep 2] [--tokens 1,8,32,128,512] [--threads 128,256,512] [--one-launch]
-                                           [--protocols sentinel,fence] [--json FILE]
+                                           [--protocols sentinel,fence] [--variants wide/wide,wide/push]
+                                           [--define EPCROSS_PUSH_TOKENS=1] [--json FILE]
 
 With two GPUs or more and without --one-launch, one rank on each of `--ep` GPUs; otherwise all ranks in one launch on
 one GPU. Prints a table for each protocol and token count, a line for each number of threads in a block, and stores all
 of it as JSON after each: microseconds of one dispatch and combine, the median of seven replays of a graph of 40 that
 rotates two sets of inputs, the slowest rank. For choosing, not for quoting (nothing is verified here; `epcross run` is
-for that). A variant that cannot run has the reason in the JSON and a dash in the table.
+for that). A variant that cannot run has the reason in the JSON and a dash in the table. `push` is Fence's combine that
+pushes. --define gives the compiler a macro of csrc/kernels.cu and may be repeated.
 
     python tests/benchmark/gpu_variants.py --compile sm_90a [--threads ...] [--json FILE]
 
@@ -16,10 +18,12 @@ needs no GPU: registers and spills of each kernel at each number of threads.
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ from torch.multiprocessing.spawn import spawn  # noqa: E402
 
 from epcross.kernels.errors import EpcrossError  # noqa: E402
 from epcross.kernels.onesided import engine, exchange, jit, plan  # noqa: E402
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS  # noqa: E402
 
 from tests.gpu._rounds import Case, random_ids  # noqa: E402  # isort: skip
 
@@ -42,21 +47,29 @@ PAIRS, REPLAYS, HIDDEN, SLOTS, TOP_K = 40, 7, 7168, 256, 8
 _build, plan_threads = jit.build, plan.BLOCK_THREADS
 
 
-def defines(threads: int) -> dict[str, str]:
-    """Macros for blocks of so many threads: as many threads of a multiprocessor as those of 128 take."""
+def defines(threads: int, given: Sequence[str] = ()) -> dict[str, str]:
+    """Macros for blocks of so many threads, which take as many of a multiprocessor as those of 128; and those given."""
+    more = dict(text.split("=", 1) for text in given)
     if threads == plan_threads:
-        return {}
+        return more
     blocks = {"EPCROSS_NARROW_BLOCKS": 8, "EPCROSS_WIDE_BLOCKS": 6}  # of 128 threads, as in csrc/kernels.cu
     scaled = {name: str(max(1, count * 128 // threads)) for name, count in blocks.items()}
-    return {"EPCROSS_MAX_THREADS": str(threads), **scaled}
+    return {"EPCROSS_MAX_THREADS": str(threads), **scaled, **more}
 
 
-def use_threads(threads: int) -> None:
+def pairs_of(protocol: str, chosen: list[str]) -> list[tuple[str, str]]:
+    """Variants of dispatch and of combine; those of `chosen`, or all if that is empty."""
+    kernels = plan.kernel_names(plan.Protocol(protocol))
+    there, back = ([variant for at, variant in kernels if at is phase] for phase in plan.Phase)
+    return [pair for pair in itertools.product(there, back) if not chosen or "/".join(pair) in chosen]
+
+
+def use_threads(threads: int, given: Sequence[str]) -> None:
     """Have exchanges that are made from now on take blocks of so many threads."""
     for module in (plan, engine, exchange):
         module.BLOCK_THREADS = threads  # type: ignore[misc]
     plan._WARPS = threads // plan.LANES  # type: ignore[misc]
-    jit.build = functools.partial(_build, defines=defines(threads))  # type: ignore[assignment]
+    jit.build = functools.partial(_build, defines=defines(threads, given))  # type: ignore[assignment]
 
 
 def period_us(case: Case, tokens: int, group: Any) -> float:
@@ -111,21 +124,20 @@ def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str
     if not one_launch:
         distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ep)
         group = distributed.group.WORLD
-    names = list(plan.PER_LANE)
+    plan.PUSH_LOCAL_RANKS = MAX_LOCAL_RANKS  # type: ignore[misc]  # in one launch, too
     found: list[dict[str, Any]] = []
     for protocol in words.protocols:
         for tokens in words.tokens:
             case = Case(ep_size=ep, capacity=tokens, hidden=HIDDEN, top_k=TOP_K, num_slots=SLOTS, protocol=protocol)
             for threads in words.threads:
-                use_threads(threads)
-                for there in names:
-                    for back in names:
-                        plan.VARIANTS[plan.Protocol(protocol)] = ((None, there, back),)
-                        us, reason = slowest(case, tokens, group)
-                        at = {"protocol": protocol, "ep_size": ep, "tokens": tokens, "threads": threads}
-                        found.append({**at, "dispatch": there, "combine": back, "us": us, "reason": reason})
-            if rank == 0:
-                here = [line for line in found if (line["protocol"], line["tokens"]) == (protocol, tokens)]
+                use_threads(threads, words.define)
+                for there, back in pairs_of(protocol, words.variants):
+                    plan.VARIANTS[plan.Protocol(protocol)] = ((None, there, back),)
+                    us, reason = slowest(case, tokens, group)
+                    at = {"protocol": protocol, "ep_size": ep, "tokens": tokens, "threads": threads}
+                    found.append({**at, "dispatch": there, "combine": back, "us": us, "reason": reason})
+            here = [line for line in found if (line["protocol"], line["tokens"]) == (protocol, tokens)]
+            if rank == 0 and here:
                 sys.stdout.write(table(here))
                 sys.stdout.flush()
                 store(words.json, found, torch.cuda.get_device_name(), "one launch" if one_launch else "a GPU each")
@@ -170,12 +182,12 @@ def store(path: Path | None, found: list[dict[str, Any]], machine: str, ranks: s
         path.write_text(json.dumps({**facts, "sources": jit.sources_hash(), "variants": found}, indent=1) + "\n")
 
 
-def compile_all(arch: str, threads: list[int], path: Path | None) -> None:
+def compile_all(arch: str, threads: list[int], path: Path | None, given: Sequence[str] = ()) -> None:
     """Registers and spills of each kernel at each number of threads."""
     found = []
     sys.stdout.write(f"{'threads':7} {'kernel':26} {'registers':>9} {'spill bytes':>11}\n")
     for count in threads:
-        for kernel in _build(arch, defines=defines(count)).usage:
+        for kernel in _build(arch, defines=defines(count, given)).usage:
             found.append({"threads": count, **asdict(kernel)})
             sys.stdout.write(f"{count:7} {kernel.name:26} {kernel.registers:9} {kernel.spill_bytes:11}\n")
     store(path, found, arch, "none")
@@ -188,12 +200,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=numbers, default="1,8,32,128,512", help="tokens of each rank, with commas")
     parser.add_argument("--threads", type=thread_counts, default="128,256,512", help="threads of a block, with commas")
     parser.add_argument("--protocols", type=protocols, default="sentinel,fence", help="with commas")
+    parser.add_argument("--variants", type=variants, default="", help="pairs such as wide/push, with commas; else all")
+    parser.add_argument("--define", action="append", type=macro, default=[], metavar="NAME=VALUE", help="a macro")
     parser.add_argument("--one-launch", action="store_true", help="all ranks on the first GPU")
     parser.add_argument("--compile", metavar="ARCH", help="compile only, such as for sm_90a")
     parser.add_argument("--json", type=Path, help="store everything there, too")
     words = parser.parse_args()
     if words.compile:
-        compile_all(words.compile, words.threads, words.json)
+        compile_all(words.compile, words.threads, words.json, words.define)
         return
     if not torch.cuda.is_available():
         parser.error("torch sees no GPU; --compile ARCH needs none")
@@ -214,6 +228,21 @@ def thread_counts(text: str) -> list[int]:
     if wrong := [count for count in found if not plan.LANES <= count <= 1024 or count % plan.LANES]:
         raise argparse.ArgumentTypeError(f"{wrong[0]} threads are no whole warps of a block, 32 to 1024")
     return found
+
+
+def variants(text: str) -> list[str]:
+    """Of either protocol; those that a protocol does not have are left out there."""
+    found = [word for word in text.split(",") if word]
+    known = {"/".join(pair) for protocol in plan.Protocol for pair in pairs_of(protocol, [])}
+    if wrong := set(found) - known:
+        raise argparse.ArgumentTypeError(f"{sorted(wrong)[0]} is no pair of variants, such as wide/push")
+    return found
+
+
+def macro(text: str) -> str:
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text} is no NAME=VALUE")
+    return text
 
 
 def protocols(text: str) -> list[str]:

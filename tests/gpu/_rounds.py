@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from epcross.kernels.formats import RowFormat, row_size
-from epcross.kernels.onesided import Dispatched, OneSidedAllToAll
-from epcross.kernels.onesided.layout import ARMED_WORD, ESCAPE_WORD
+from epcross.kernels.onesided import Dispatched, OneSidedAllToAll, plan
+from epcross.kernels.onesided.layout import ARMED_WORD, ESCAPE_WORD, MAX_LOCAL_RANKS, Protocol
 
 if TYPE_CHECKING:
+    import pytest
     from torch.distributed import ProcessGroup
 
 Tensor = torch.Tensor
 
 RESERVED = (ARMED_WORD, ESCAPE_WORD, 0xFFFF_FFFF_FFFF_FFFF, 0x7FC0_7FC0_7FC0_7FC0, 0x8000_0000_8000_0000, 0)
 """Words that a protocol over NaN patterns could trip over."""
+
+PUSH = "push"
+FORMS = ("fence", PUSH, "sentinel")
+"""What a case's `protocol` may be: `push` is Fence, which pushes partials back once `always_push` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,12 @@ class Case:
     hidden: int = 256
     top_k: int = 8
     num_slots: int = 256
-    protocol: str = "sentinel"
+    protocol: str = "sentinel"  # one of `FORMS`, or auto
+
+    @property
+    def named(self) -> str:
+        """The protocol as an exchange takes it."""
+        return "fence" if self.protocol == PUSH else self.protocol
 
     def exchange(
         self,
@@ -47,7 +57,7 @@ class Case:
             hidden=self.hidden,
             max_tokens_per_rank=self.capacity,
             dispatch_format=self.dispatch_format,
-            protocol=self.protocol,
+            protocol=self.named,
             placement=placement,
             local_ranks=self.ep_size // (1 if group is None else group.size()),
             timeout_s=timeout_s,
@@ -85,6 +95,22 @@ class Inputs:
         for rank in range(len(self.counts)):
             total = torch.where(sent[..., rank, None], total + self.partials[rank].float(), total)
         return total.to(torch.bfloat16)
+
+
+def always_push(patch: "pytest.MonkeyPatch | None" = None, *, above_warps: int = 0) -> None:
+    """Have Fence push partials of rounds above so many warps, in exchanges that are made and called from now on, also
+    where all ranks share a launch; until `patch` is undone."""
+    rows = plan.VARIANTS[Protocol.FENCE]
+    pulled = tuple((limit, there, back) for limit, there, back in rows if limit is not None and limit <= above_warps)
+    if above_warps:
+        pulled += ((above_warps, "wide", "mid"),)
+    pushed = tuple((limit, there, PUSH) for limit, there, _ in rows if limit is None or limit > above_warps)
+    changes = {"VARIANTS": {**plan.VARIANTS, Protocol.FENCE: pulled + pushed}, "PUSH_LOCAL_RANKS": MAX_LOCAL_RANKS}
+    for name, value in changes.items():
+        if patch is None:
+            setattr(plan, name, value)
+        else:
+            patch.setattr(plan, name, value)
 
 
 def random_bits(shape: Sequence[int], generator: torch.Generator, reserved: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Small rounds of both protocols, to be run under compute-sanitizer, which slows everything down a hundredfold."""
+"""Small rounds of both protocols, and of Fence that pushes, to be run under compute-sanitizer, slowed a hundredfold."""
 
 import sys
 from pathlib import Path
@@ -8,12 +8,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from epcross.kernels.formats import RowFormat  # noqa: E402
 
-from tests.gpu._rounds import Case, make_inputs, play  # noqa: E402  # isort: skip
+from tests.gpu._rounds import PUSH, Case, always_push, make_inputs, play  # noqa: E402  # isort: skip
 
 
 def main() -> None:
     """Every kernel, with odd shapes, empty ranks and words that need escapes."""
-    for protocol in ("fence", "sentinel"):
+    for protocol in ("fence", "sentinel", PUSH):
+        if protocol == PUSH:
+            always_push()
         for dispatch_format, hidden, ep_size in ((RowFormat.BF16, 136, 3), (RowFormat.NVFP4, 64, 8)):
             case = Case(
                 ep_size=ep_size,
@@ -29,7 +31,7 @@ def main() -> None:
                 of_ranks = [counts[rank % len(counts)] for rank in range(ep_size)]
                 play(exchange, make_inputs(case, of_ranks, seed, reserved=True), case.linear())
                 used |= {kernel["name"].rpartition("_")[2] for kernel in exchange.describe()["kernels"].values()}
-            assert used == {"narrow", "mid", "wide"}
+            assert used == {"narrow", "mid", "wide"} | ({PUSH} if protocol == PUSH else set())
             exchange.close()
 
 

@@ -12,6 +12,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
+@pytest.fixture(autouse=True)
+def _push(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests whose parameter `protocol` is "push" have Fence push partials back at any size."""
+    call = getattr(request.node, "callspec", None)
+    if call is not None and call.params.get("protocol") == "push":
+        from tests.gpu._rounds import always_push
+
+        always_push(monkeypatch)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("gpu") is None:

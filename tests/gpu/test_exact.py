@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch for CUDA and a GPU")
 
-from tests.gpu._rounds import Case, make_inputs, play  # noqa: E402
+from tests.gpu._rounds import FORMS, PUSH, Case, make_inputs, play  # noqa: E402
 
 from epcross.kernels.errors import DoesNotFit, InvalidArguments  # noqa: E402
 from epcross.kernels.formats import RowFormat  # noqa: E402
@@ -16,7 +16,7 @@ from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
 pytestmark = pytest.mark.gpu(1)
 
 TOKENS = (0, 1, 3, 31, 32, 33, 128, 513)
-PROTOCOLS = ("fence", "sentinel")
+PROTOCOLS = FORMS
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,8 @@ def fits(case: Case) -> bool:
         top_k=case.top_k,
         hidden=case.hidden,
         dispatch_format=case.dispatch_format,
-        protocol=case.protocol,
+        protocol=case.named,
+        local_ranks=case.ep_size,
     )
     oracle = 16 * case.ep_size**2 * case.capacity * case.hidden
     return case.ep_size * workspace + oracle < 0.8 * torch.cuda.mem_get_info()[0]
@@ -177,6 +178,7 @@ def test_few_blocks_serve_many_tokens(protocol: str, programmatic_launch: bool) 
     case = Case(ep_size=4, capacity=300, hidden=512, protocol=protocol)
     exchange = case.exchange(num_sms=2, programmatic_launch=programmatic_launch)
     try:
+        assert (exchange.describe()["kernels"]["combine"]["name"] == "fence_combine_push") == (protocol == PUSH)
         for kernel in exchange.describe()["kernels"].values():
             assert 8 <= kernel["blocks"] <= 2 * 16, "a block of each role for each rank, and what two SMs hold"
         for seed, tokens in enumerate((300, 1, 299)):

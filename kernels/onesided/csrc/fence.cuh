@@ -1,4 +1,4 @@
-// Fence: plain stores, then a release and a flag; back, one flag and a pull.
+// Fence: plain stores, then a release and a flag; back, one flag and a pull, or a push as in fence_push.cuh.
 //
 // Every block of a source that sends raises a flag of its own at each destination, so no block waits for another of its
 // rank; the first flag says how many there are. Flags carry the round's epoch and are compared for equality: epochs may
@@ -128,7 +128,7 @@ EPCROSS_DEVICE bool await_everyone(const Exchange& x, const Place& p, Patience& 
     return true;
 }
 
-/// By one warp: tell the peers that what they may pull is there.
+/// By one warp: tell the peers that the partials are there and the rows were read.
 EPCROSS_DEVICE void tell_everyone(const Exchange& x, const Place& p, u64 epoch) {
     // Release: the experts' partials (their kernel has ended), and their reading of our landing rows, then the flag.
     // Hazards: a partial pulled before it is there; the next rows over some that are still read.

@@ -1,5 +1,6 @@
-// Entry points. `narrow` moves one vector a lane, for few tokens; `wide` four, for many.
+// Entry points. `narrow` moves one vector a lane, for few tokens; `wide` four, for many; `push` four the other way round.
 #include "fence.cuh"
+#include "fence_push.cuh"
 #include "sentinel_combine.cuh"
 #include "sentinel_dispatch.cuh"
 
@@ -11,6 +12,9 @@
 #endif
 #ifndef EPCROSS_MAX_THREADS
 #define EPCROSS_MAX_THREADS 128
+#endif
+#ifndef EPCROSS_PUSH_TOKENS
+#define EPCROSS_PUSH_TOKENS 2
 #endif
 #define EPCROSS_ARGS(...) __VA_ARGS__
 #define EPCROSS_KERNEL(name, blocks, body)                                                                            \
@@ -31,3 +35,4 @@ EPCROSS_KERNEL(fence_dispatch_wide, EPCROSS_WIDE_BLOCKS, fence_dispatch<4>)
 EPCROSS_KERNEL(fence_combine_narrow, EPCROSS_NARROW_BLOCKS, fence_combine<EPCROSS_ARGS(1, 4)>)
 EPCROSS_KERNEL(fence_combine_mid, EPCROSS_WIDE_BLOCKS, fence_combine<EPCROSS_ARGS(2, 4)>)
 EPCROSS_KERNEL(fence_combine_wide, EPCROSS_WIDE_BLOCKS, fence_combine<EPCROSS_ARGS(4, 2)>)
+EPCROSS_KERNEL(fence_combine_push, EPCROSS_WIDE_BLOCKS, fence_combine_push<EPCROSS_ARGS(4, EPCROSS_PUSH_TOKENS)>)
