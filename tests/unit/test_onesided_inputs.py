@@ -297,6 +297,8 @@ def test_the_workspace_size_is_a_function_of_the_shapes() -> None:
     escapes = 8 * 29 * 16  # a bitmap for each 32 of 896 vectors, and one for the tail of 4
     assert sentinel == 128 + 128 + 2 * (128 + 8 * record + -(-escapes // 128) * 128) + 2 * 8 * partial
     assert OneSidedAllToAll.workspace_bytes(**shape, protocol="auto") == sentinel
+    with pytest.raises(ValueError, match="local_ranks='2' must be a whole number"):
+        OneSidedAllToAll.workspace_bytes(**{**shape, "local_ranks": "2"}, protocol="fence")
     fp8 = OneSidedAllToAll.workspace_bytes(**shape, protocol="fence", dispatch_format="fp8")
     assert fence - fp8 == 8 * (record - 7552)  # 7168 values, 224 bytes of scales and 64 of metadata, up to a line
     with pytest.raises(ValueError, match="protocol=telepathy is not one of fence, sentinel, auto"):
