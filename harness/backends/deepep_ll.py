@@ -208,13 +208,22 @@ class DeepEPLowLatency(DeepEP):
         for out in self._out:
             out.fill_(float("nan"))
 
+    def _num_sms(self) -> int:
+        """A block for as many experts as it takes for all to have one; combine, one for each token if those are more,
+        or for as many tokens (launches of csrc/kernels/internode_ll.cu)."""
+        if not (sms := vendor.sm_count()):
+            return 0
+        experts, tokens = (-(-count // -(-count // sms)) for count in (self._slots, max(1, self._tokens)))
+        return max(experts, tokens)
+
     def describe(self) -> Description:
-        """See `Backend`. Its kernels take as many SMs as they have groups of experts."""
+        """See `Backend`."""
         return Description(
             version=vendor.version_of(*REBUILDS),
             transport="nvlink through nvshmem",
             algorithm="low latency, one copy for each selection",
             workspace_bytes=self._bytes,
+            num_sms=self._num_sms(),
             libraries=self.libraries(),
         )
 

@@ -57,6 +57,9 @@ class DeepEPV2(DeepEPInSequence):
         problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 128})
         if self.options["sm_budget"] not in ("default", "maximum"):
             problems.append(f"sm_budget={self.options['sm_budget']} must be default or maximum")
+        problems += vendor.option_problems(self.name, self.options, num_sms=0, timeout_s=1)
+        if vendor.integer(self.options["num_sms"]) % 2:
+            problems.append(f"num_sms={self.options['num_sms']} must be even, or 0 for the library's choice")
         if point.model.top_k > 32:
             problems.append(f"{self.name} takes top_k up to 32, not {point.model.top_k}")
         return "; ".join(problems) or None

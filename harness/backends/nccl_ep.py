@@ -40,6 +40,7 @@ class NcclEP(GpuBackend):
     algorithm: ClassVar[str]  # a member of the library's Algorithm
     layout: ClassVar[str]  # a member of its Layout
     landed_ids: ClassVar[str]  # the torch type that ids arrive as
+    default_sms: ClassVar[int] = 0  # the library's choice, where it tells one
     ordered: ClassVar[bool] = True  # whether a row's ids keep the token's own order
 
     _library_group: Any = None
@@ -65,6 +66,7 @@ class NcclEP(GpuBackend):
     def unsupported(self, point: Point) -> str | None:
         """bf16 rows, and fp8 ones whose scale rows fill 16-byte vectors."""
         problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 512})
+        problems += vendor.option_problems(self.name, self.options, max_num_sms=0, timeout_s=1)
         problems += self.limits(point)
         return "; ".join(problems) or None
 
@@ -241,7 +243,7 @@ class NcclEP(GpuBackend):
             transport="nvlink, nccl windows",
             algorithm=f"{self.algorithm.lower()}, {self.layout.lower()}",
             workspace_bytes=self._held_bytes or self.workspace_bytes(self._point),
-            num_sms=vendor.integer(self.options["max_num_sms"]),
+            num_sms=vendor.integer(self.options["max_num_sms"]) or self.default_sms,
             libraries={
                 "nccl_ep": f"{version}, library {self._ep.get_lib_version()}",
                 "torch": torch.__version__,
