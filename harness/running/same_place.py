@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import StoreError
+from epcross.harness.planning.plan import Plan
 from epcross.harness.record import Record, UnitResult
 from epcross.harness.storing.parquet import ROWS_FILE
 from epcross.harness.storing.rows import RunContext
@@ -21,6 +22,24 @@ def refuse_packed(run: RunDirectory) -> None:
         raise StoreError(
             f"cannot resume {run.path}: it is the copy of a run whose rows lie in {tables}, where nothing can be added."
             " Resume the run itself, or start a new one with `epcross run`"
+        )
+
+
+def refuse_other_units(results: Sequence[UnitResult], plan: Plan, run: RunDirectory) -> None:
+    """Raises `StoreError` if units lie there that `plan` has not, or that another run measured."""
+    planned = {point.point_id for point in plan.points} | {item.point.point_id for item in plan.impossible}
+    strangers = sorted(
+        f"{result.point_id}.{result.launch}"
+        for result in results
+        if result.point_id not in planned
+        or result.launch >= plan.timing.launches
+        or any(record.run_id != run.run_id for record in result.records)
+    )
+    if strangers:
+        more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+        raise StoreError(
+            f"cannot resume {run.path}: units/ holds what this run did not measure: {', '.join(strangers[:3])}{more}."
+            " Move them out of it and repeat the command"
         )
 
 

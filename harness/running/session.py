@@ -17,7 +17,12 @@ from epcross.harness.running.launch import End, JobEnd, run_job
 from epcross.harness.running.mps import MpsRefused, mps_environment
 from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
-from epcross.harness.running.same_place import refuse_other_code_or_machine, refuse_packed, settle_gpus
+from epcross.harness.running.same_place import (
+    refuse_other_code_or_machine,
+    refuse_other_units,
+    refuse_packed,
+    settle_gpus,
+)
 from epcross.harness.running.schedule import not_again, turns
 from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing import environment as environment_facts
@@ -232,6 +237,7 @@ def resume(path: Path) -> Session:
         allocation = environment_facts.allocation_id() or f"{run.run_id}+{sessions}"
         context = run_context(run, facts, allocation)
         results, _ = read_units(run)
+        refuse_other_units(results, plan, run)
         refuse_other_code_or_machine(results, context, run.path)
         settle_gpus(results, facts, run)
         return Session(run=run, plan=plan, context=context)

@@ -101,8 +101,9 @@ def test_a_run_goes_on_only_with_the_gpus_that_it_began_with(
     monkeypatch.setattr(environment_facts, "collect", lambda: _with_gpus(collect(), *before))
     plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
     first = session.start(plan)
-    point = replace(plan.points[0], domain=Domain.NVLINK)
+    point = plan.points[0]
     records = failed_records(point, plan.timing, 0, first.context, Status.ERROR, "it fell over")
+    records = tuple(replace(record, domain=str(Domain.NVLINK)) for record in records)
     write_unit(first.run, UnitResult(point_id=point.point_id, launch=0, records=records))
     release(first.run.path)
     monkeypatch.setattr(environment_facts, "collect", lambda: _with_gpus(collect(), *now))
@@ -126,6 +127,25 @@ def test_a_run_that_measured_nothing_goes_on_with_other_gpus_and_says_which(
     session.resume(first.run.path)
     assert [gpu["uuid"] for gpu in open_run(first.run.path).environment["gpus"]] == ["GPU-c"]
     release(first.run.path)
+
+
+@pytest.mark.parametrize("change", ["point", "launch", "run"])
+def test_units_of_another_run_are_named_and_not_counted(tmp_path: Path, change: str) -> None:
+    plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
+    first = session.start(plan)
+    point, launch, context = plan.points[0], 0, first.context
+    if change == "point":
+        point = replace(point, tokens_per_rank=9, tokens=(9, 9))
+    if change == "launch":
+        launch = plan.timing.launches
+    if change == "run":
+        context = replace(context, run_id="20260101-000000-other-0000")
+    records = failed_records(point, plan.timing, launch, context, Status.ERROR, "it fell over")
+    write_unit(first.run, UnitResult(point_id=point.point_id, launch=launch, records=records))
+    release(first.run.path)
+    with pytest.raises(StoreError, match=rf"what this run did not measure: {point.point_id}\.{launch}\. Move them out"):
+        session.resume(first.run.path)
+    assert owner_of(first.run.path) is None
 
 
 def test_the_copy_of_a_run_beside_its_packed_rows_is_not_resumed(tmp_path: Path) -> None:
