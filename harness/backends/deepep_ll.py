@@ -39,7 +39,7 @@ def capacity(point: Point, multiple: int = 4) -> int:
 
 
 class DeepEPLowLatency(DeepEP):
-    """BF16 rows; the received tensors are the library's landing buffer."""
+    """BF16 rows; dispatch copies what arrived for an expert to tensors of its own."""
 
     name = "deepep_ll"
     needs = "Buffer"
@@ -89,11 +89,11 @@ class DeepEPLowLatency(DeepEP):
         return capacity(point, self.room_multiple)
 
     def workspace_bytes(self, point: Point) -> int:
-        """Two sets of send, receive and signalling buffers, as the library lays them out."""
+        """Two sets of send, receive and signalling buffers, as the library lays them out; rows and partials beside."""
         tokens, slots, row = self.room(point), point.placement.num_slots, 2 * point.model.hidden
         send = max(tokens * (_HEADER_BYTES + row), slots * tokens * row)
         receive = max(slots * tokens * (_HEADER_BYTES + row), slots * tokens * row)
-        return 2 * (send + receive + 4 * slots)
+        return 2 * (send + receive + 4 * slots) + 2 * slots * tokens * row
 
     def make_buffer(self, deep_ep: Any, torch_group: Any) -> None:
         """See `DeepEP`."""
@@ -222,7 +222,7 @@ class DeepEPLowLatency(DeepEP):
             version=vendor.version_of(*REBUILDS),
             transport="nvlink through nvshmem",
             algorithm="low latency, one copy for each selection",
-            workspace_bytes=self._bytes,
+            workspace_bytes=self.held_bytes(self._bytes),
             num_sms=self._num_sms(),
             libraries=self.libraries(),
         )

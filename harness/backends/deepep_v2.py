@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Description
-from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence
+from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence, tensors_bytes
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_received
 from epcross.harness.errors import EpcrossError
@@ -66,11 +66,11 @@ class DeepEPV2(DeepEPInSequence):
 
     def workspace_bytes(self, point: Point) -> int:
         """About what the library asks for at one NVLink domain, which only its compiled part knows exactly: landing
-        buffers of both directions, to its alignment."""
+        buffers of both directions, to its alignment; and receive tensors and partials."""
         size = row_size(point.dispatch_format, point.model.hidden)
         slots = max(1, point.max_tokens_per_rank) * point.ep_size
         needed = slots * (size.padded_bytes + 16 * point.model.top_k + 2 * point.model.hidden)
-        return -(-needed // _ALIGN_BYTES) * _ALIGN_BYTES
+        return -(-needed // _ALIGN_BYTES) * _ALIGN_BYTES + tensors_bytes(point, slots)
 
     def make_buffer(self, deep_ep: Any, torch_group: Any) -> None:
         """See `DeepEP`."""
@@ -141,7 +141,7 @@ class DeepEPV2(DeepEPInSequence):
             transport="nvlink, nccl windows",
             algorithm=f"not expanded, sm_budget {self.options['sm_budget']}",
             kernels=("dispatch", "dispatch_copy_epilogue", "combine", "combine_reduce_epilogue"),
-            workspace_bytes=self._buffer.num_bytes,
+            workspace_bytes=self.held_bytes(self._buffer.num_bytes),
             num_sms=0 if self._landed is None else self._landed[3].num_sms,
             libraries=self.libraries(),
         )

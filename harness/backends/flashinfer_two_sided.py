@@ -51,12 +51,13 @@ class FlashInferTwoSided(FlashInfer):
         return "; ".join(problems) or None
 
     def workspace_bytes(self, point: Point) -> int:
-        """Receive tensors, and the partials that come back to each selection; the queues beside them depend on the
-        GPU's number of SMs and not on the shape."""
+        """Receive tensors, partials, and what of them comes back to each selection; the queues beside them depend on
+        the GPU's number of SMs and not on the shape."""
         size = row_size(point.dispatch_format, point.model.hidden)
         most, top_k = max(1, point.max_tokens_per_rank), point.model.top_k
         row = size.row_bytes + size.scale_bytes + 8 * top_k
-        return most * point.ep_size * row + most * top_k * 2 * point.model.hidden
+        partial = 2 * point.model.hidden
+        return most * point.ep_size * (row + partial) + most * top_k * partial
 
     def prebuild(self) -> None:
         """Have the library compile its kernels."""

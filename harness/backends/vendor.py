@@ -173,6 +173,13 @@ def option_problems(name: str, options: Mapping[str, Scalar], **least: int) -> l
     ]
 
 
+def tensor_bytes(held: Any) -> int:
+    """Of all tensors in what a library returned, however nested in tuples and lists."""
+    if isinstance(held, tuple | list):
+        return sum(map(tensor_bytes, held))
+    return int(getattr(held, "nbytes", 0))
+
+
 def sm_count() -> int:
     """Multiprocessors of the current GPU; 0 on the CPU."""
     import torch

@@ -8,6 +8,7 @@ from tests._points import small_point
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Description
 from epcross.harness.backends.deepep_ll import DeepEPLowLatency
+from epcross.harness.backends.deepep_normal import DeepEPNormal
 from epcross.harness.backends.deepep_v2 import DeepEPV2
 from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
 from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
@@ -94,3 +95,13 @@ def test_one_sided_takes_a_block_for_each_token(tokens, sms, monkeypatch):
 def test_bytes_that_a_library_does_not_tell_are_not_said_to_be_none(told, stored):
     descriptions = [Description(version="1", transport="nvlink", protocol_bytes=size) for size in told]
     assert described_fields(made(DeepEPV2), descriptions)["protocol_bytes"] == stored
+
+
+@pytest.mark.parametrize("backend", [DeepEPV2, DeepEPNormal, DeepEPLowLatency], ids=lambda backend: backend.name)
+def test_what_a_rank_holds_includes_what_a_dispatch_returns_and_partials(backend):
+    torch = pytest.importorskip("torch", reason="torch is not installed; make torch")
+    held = made(backend)
+    rows, ids = torch.zeros(6, 8, dtype=torch.bfloat16), torch.zeros(6, 2, dtype=torch.int64)
+    held._landed = (rows, torch.zeros(6, 1)), ids, [4, 2], (ids, object()), None
+    held._partials = [torch.zeros(6, 8, dtype=torch.bfloat16)] * 2
+    assert held.held_bytes(1000) == 1000 + 96 + 24 + 2 * 96 + 96
