@@ -134,7 +134,9 @@ class Record:
     padded_bytes: int = column("Row and scale row as they travel.", 0)
     combine_row_bytes: int = column("Bytes of a combine row as it travels.", 0)
     metadata_bytes: int = column("Ids and weights that travel with a row.", 0)
-    protocol_bytes: int | None = column("Flags, padding and re-arm per pair, largest over ranks.")
+    protocol_bytes: int | None = column(
+        "Flags, padding and re-arm per pair, largest over ranks; null where the library does not tell."
+    )
     nvlink_tx_bytes: int | None = column(
         "Bytes that one pair sends over NVLink, all ranks together, by NVML's counters over a chain of its own "
         "(steady); to be set beside the view wire_bytes.",

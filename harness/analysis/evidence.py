@@ -13,7 +13,7 @@ everything anew and fails where a document says something else.
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from epcross.harness.analysis.evidence_figure import round_trip_figure
@@ -53,7 +53,8 @@ def make(root: Path) -> dict[Path, bytes]:
         EpcrossError: a mark names nothing that can be made, or a committed run cannot be read.
     """
     runs = committed_runs(root / MEASURED)
-    made = {path: filled(path.read_text(), runs, _up(path.parent, root)).encode() for path in documents(root)}
+    sweeps = {path.stem for path in (root / "sweeps").glob("*.yaml")}
+    made = {path: filled(path.read_text(), runs, sweeps, _up(path.parent, root)).encode() for path in documents(root)}
     made |= {root / FIGURES / f"{sweep}.svg": round_trip_figure(run) for sweep, run in runs.items() if not run.is_soak}
     return made
 
@@ -63,21 +64,26 @@ def stale(root: Path) -> list[Path]:
     return [path for path, content in make(root).items() if not path.exists() or path.read_bytes() != content]
 
 
-def filled(page: str, runs: Mapping[str, EvidenceRun], up: str = "") -> str:
+def filled(page: str, runs: Mapping[str, EvidenceRun], sweeps: Set[str], up: str = "") -> str:
     """`page` with everything between marks made anew.
 
     Args:
         runs: sweep -> its committed run.
+        sweeps: those that there are, with a committed run or without.
         up: the way from the page's folder to the root, such as "../".
 
     Raises:
-        EpcrossError: a mark names an unknown text, or a mark is never closed.
+        EpcrossError: a mark names an unknown text or sweep, or a mark is never closed.
     """
 
     def replacement(found: re.Match[str]) -> str:
         begin, sweep, name, _, end = found.groups()
         if name not in TEXTS:
             raise EpcrossError(f"there is no evidence '{sweep}.{name}'; after the dot comes {', '.join(TEXTS)}")
+        if sweep not in runs and sweep not in sweeps:
+            raise EpcrossError(
+                f"there is no sweep '{sweep}' for evidence '{sweep}.{name}'; there are {', '.join(sorted(sweeps))}"
+            )
         text = TEXTS[name](runs[sweep]).replace("{root}", up) if sweep in runs else NOTHING
         gap = "\n" if "\n" in text or text.startswith("!") else ""
         return f"{begin}{gap}{text}{gap}{end}"

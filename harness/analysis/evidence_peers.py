@@ -19,6 +19,7 @@ OURS = ("onesided", "layer_onesided")
 
 TIMED = (Regime.STEADY, Regime.ENTRY)
 _MISSING = "-"
+_NO_CALL = "the two were never measured in one call"
 
 
 def medians(run: EvidenceRun) -> str:
@@ -43,22 +44,22 @@ def medians(run: EvidenceRun) -> str:
 
 
 def leads(run: EvidenceRun) -> str:
-    """The better of ours beside the best of the others at each number of tokens, in steady state."""
+    """The better of ours beside the best of the others at each number of tokens, in steady state. Ratios are of times
+    of one call: a run that went on later, on the same GPUs, found them at other clocks."""
     tables = []
     for panel in run.panels():
-        times = run.times_us(Regime.STEADY, panel)
+        times = _by_call(run, panel)
         lines = [
             f"| tokens per rank, {run.words(panel)}, steady | ours (us) | best other (us) | other / ours |",
             "| ---: | ---: | ---: | ---: |",
         ]
         for tokens in sorted({each for _, each in times}):
-            ours = _best(run, times, tokens, ours=True)
-            other = _best(run, times, tokens, ours=False)
-            if ours and other:
-                lines.append(
-                    f"| {tokens} | {ours[0]} {microseconds(median(ours[1]))} | {other[0]}"
-                    f" {microseconds(median(other[1]))} | {_ratio(other[1], ours[1])} |"
-                )
+            if lead := _lead({name: calls for (name, at), calls in times.items() if at == tokens}):
+                spoken = [
+                    f"{run.series()[name][0]} {microseconds(median([us for call in calls for us in call]))}"
+                    for name, calls in lead
+                ]
+                lines.append(f"| {tokens} | {' | '.join(spoken)} | {_ratio(lead[1][1], lead[0][1])} |")
         if len(lines) > 2:
             tables.append("\n".join(lines))
     return "\n\n".join(tables) or "nothing of ours stands beside another backend"
@@ -82,9 +83,12 @@ def crossings(run: EvidenceRun) -> str:
                 if there is None:
                     continue
                 pair = here[mine], subjects[there][other]
-                rows = pd.concat([_rows(frame, panel, pair[0]), _rows(frame, there, pair[1])])
+                rows = _of_shared_calls(_rows(frame, panel, pair[0]), _rows(frame, there, pair[1]))
                 spoken = dict(zip(map(_name, pair), (labels[mine], labels[other]), strict=True))
                 where = run.words(panel) + (f", against {there.weight_format} weights" if there != panel else "")
+                if rows.empty:
+                    lines.append(f"| {labels[mine]} | {labels[other]} | {where} | cannot be told: {_NO_CALL} |")
+                    continue
                 for line in find(rows, *pair, mixed_formats=there != panel).to_dict("records"):
                     words = f"{where}, {line['regime']} | {crossing(line, spoken)}"
                     lines.append(f"| {labels[mine]} | {labels[other]} | {words} |")
@@ -142,20 +146,54 @@ def again(run: EvidenceRun) -> str:
     )
 
 
-def _best(
-    run: EvidenceRun, times: Mapping[tuple[str, int], list[float]], tokens: int, *, ours: bool
-) -> tuple[str, list[float]] | None:
-    """Label and times of the least median."""
-    found = {name: own for (name, at), own in times.items() if at == tokens and name.startswith(OURS) is ours}
-    if not found:
-        return None
-    name = min(found, key=lambda each: median(found[each]))
-    return run.series()[name][0], found[name]
+Calls = list[list[float]]
+"""Times of one series, of each call in which it was measured beside another."""
 
 
-def _ratio(above: list[float], below: list[float]) -> str:
-    """Of medians, and between the ends of both ranges."""
-    return f"{median(above) / median(below):.2f} [{min(above) / max(below):.2f}..{max(above) / min(below):.2f}]"
+def _by_call(run: EvidenceRun, panel: Panel) -> dict[tuple[str, int], dict[str, list[float]]]:
+    """Steady headline latencies by series and tokens per rank, and then by what was held while they were taken."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    name_of = names(run.rows)
+    for row in run.headline_rows(Regime.STEADY, panel):
+        assert row.latency_us is not None
+        calls = found.setdefault((name_of(row), row.tokens_per_rank), {})
+        calls.setdefault(row.allocation_id, []).append(row.latency_us)
+    return found
+
+
+def _lead(times: Mapping[str, Mapping[str, list[float]]]) -> tuple[tuple[str, Calls], tuple[str, Calls]] | None:
+    """The fastest of the others and that of ours which is furthest ahead of it, ours first, with the times of those
+    calls in which both were measured; None if no two were."""
+    best: dict[str, tuple[float, tuple[tuple[str, Calls], tuple[str, Calls]]]] = {}
+    for other in (name for name in times if not name.startswith(OURS)):
+        for mine in (name for name in times if name.startswith(OURS)):
+            shared = sorted(times[mine].keys() & times[other].keys())
+            if not shared:
+                continue
+            ours, theirs = ([own[call] for call in shared] for own in (times[mine], times[other]))
+            ratio = _middle(theirs, ours)
+            if other not in best or ratio > best[other][0]:
+                best[other] = ratio, ((mine, ours), (other, theirs))
+    return min(best.values(), key=lambda found: found[0])[1] if best else None
+
+
+def _middle(above: Calls, below: Calls) -> float:
+    """The median over calls of the ratio of medians within each."""
+    return median([median(one) / median(other) for one, other in zip(above, below, strict=True)])
+
+
+def _ratio(above: Calls, below: Calls) -> str:
+    """Of medians within a call, and between the ends of both ranges within one."""
+    pairs = list(zip(above, below, strict=True))
+    low, high = min(min(a) / max(b) for a, b in pairs), max(max(a) / min(b) for a, b in pairs)
+    return f"{_middle(above, below):.2f} [{low:.2f}..{high:.2f}]"
+
+
+def _of_shared_calls(mine: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """The rows of both whose point the other was measured at in the same call, too."""
+    keys = ["regime", "tokens_per_rank", "allocation_id"]
+    shared = pd.MultiIndex.from_frame(mine[keys]).intersection(pd.MultiIndex.from_frame(other[keys]))
+    return pd.concat([own[pd.MultiIndex.from_frame(own[keys]).isin(shared)] for own in (mine, other)])
 
 
 def _reasons(run: EvidenceRun) -> list[str]:

@@ -115,7 +115,7 @@ class Description:
     algorithm: str = ""
     kernels: tuple[str, ...] = ()
     workspace_bytes: int = 0  # held by this rank for the exchange
-    protocol_bytes: int = 0  # flags, ids, padding and re-arm traffic sent per pair, this rank, mean over sets
+    protocol_bytes: int | None = None  # flags, ids, padding, re-arm sent per pair, this rank, mean over sets; if known
     num_sms: int = 0
     libraries: Mapping[str, str] = field(default_factory=dict)  # name -> version
 

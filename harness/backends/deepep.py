@@ -10,6 +10,7 @@ from epcross.harness.backends.device_inputs import DeviceInputs, OwnedByLibrary,
 from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.point import Point
 from epcross.harness.terms import Domain, GraphSupport
+from epcross.kernels.formats import row_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,7 @@ class DeepEP(GpuBackend):
 
     _buffer: Any = None
     _landed: Any = None  # what the last dispatch returned
+    _partials: "list[Tensor]"  # of each set, what combine is given
 
     def unavailable(self) -> str | None:
         """No GPU, no library, or one whose calls take other arguments than these."""
@@ -82,6 +84,10 @@ class DeepEP(GpuBackend):
         inputs = self._inputs[set_index]
         return inputs.values if inputs.factors is None else (inputs.values, inputs.factors)
 
+    def held_bytes(self, library_bytes: int) -> int:
+        """What this rank holds: the library's buffer, what a dispatch returns, and partials of one set."""
+        return library_bytes + vendor.tensor_bytes(self._landed) + self._partials[0].nbytes
+
     def libraries(self) -> dict[str, str]:
         """Versions as loaded."""
         import torch
@@ -97,10 +103,15 @@ class DeepEP(GpuBackend):
             buffer.destroy()
 
 
+def tensors_bytes(point: Point, rows: int) -> int:
+    """What a dispatch that has room for so many rows returns, and as many partials."""
+    size = row_size(point.dispatch_format, point.model.hidden)
+    return rows * (size.padded_bytes + 12 * point.model.top_k + 2 * point.model.hidden)
+
+
 class DeepEPInSequence(DeepEP):
     """Those that leave rows in one sequence, and whose combine makes a tensor of its own."""
 
-    _partials: "list[Tensor]"
     _out: OwnedByLibrary
 
     def make_partials(self, rows: int) -> None:

@@ -39,7 +39,7 @@ def capacity(point: Point, multiple: int = 4) -> int:
 
 
 class DeepEPLowLatency(DeepEP):
-    """BF16 rows; the received tensors are the library's landing buffer."""
+    """BF16 rows; dispatch copies what arrived for an expert to tensors of its own."""
 
     name = "deepep_ll"
     needs = "Buffer"
@@ -89,11 +89,11 @@ class DeepEPLowLatency(DeepEP):
         return capacity(point, self.room_multiple)
 
     def workspace_bytes(self, point: Point) -> int:
-        """Two sets of send, receive and signalling buffers, as the library lays them out."""
+        """Two sets of send, receive and signalling buffers, as the library lays them out; rows and partials beside."""
         tokens, slots, row = self.room(point), point.placement.num_slots, 2 * point.model.hidden
         send = max(tokens * (_HEADER_BYTES + row), slots * tokens * row)
         receive = max(slots * tokens * (_HEADER_BYTES + row), slots * tokens * row)
-        return 2 * (send + receive + 4 * slots)
+        return 2 * (send + receive + 4 * slots) + 2 * slots * tokens * row
 
     def make_buffer(self, deep_ep: Any, torch_group: Any) -> None:
         """See `DeepEP`."""
@@ -208,13 +208,22 @@ class DeepEPLowLatency(DeepEP):
         for out in self._out:
             out.fill_(float("nan"))
 
+    def _num_sms(self) -> int:
+        """A block for as many experts as it takes for all to have one; combine, one for each token if those are more,
+        or for as many tokens (launches of csrc/kernels/internode_ll.cu)."""
+        if not (sms := vendor.sm_count()):
+            return 0
+        experts, tokens = (-(-count // -(-count // sms)) for count in (self._slots, max(1, self._tokens)))
+        return max(experts, tokens)
+
     def describe(self) -> Description:
-        """See `Backend`. Its kernels take as many SMs as they have groups of experts."""
+        """See `Backend`."""
         return Description(
             version=vendor.version_of(*REBUILDS),
             transport="nvlink through nvshmem",
             algorithm="low latency, one copy for each selection",
-            workspace_bytes=self._bytes,
+            workspace_bytes=self.held_bytes(self._bytes),
+            num_sms=self._num_sms(),
             libraries=self.libraries(),
         )
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Description
-from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence
+from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence, tensors_bytes
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_received
 from epcross.harness.point import Point, Scalar
@@ -57,9 +57,10 @@ class DeepEPNormal(DeepEPInSequence):
         return "; ".join(problems) or None
 
     def workspace_bytes(self, point: Point) -> int:
-        """The queues; about what the library's own hint says, which takes the library."""
+        """The queues, about what the library's own hint says, which takes the library; receive tensors and partials."""
         channels = vendor.integer(self.options["num_sms"]) // 2
-        return channels * point.ep_size * CHUNK_TOKENS * (2 * point.model.hidden + BESIDE_ROW_BYTES)
+        queues = channels * point.ep_size * CHUNK_TOKENS * (2 * point.model.hidden + BESIDE_ROW_BYTES)
+        return queues + tensors_bytes(point, max(1, point.max_tokens_per_rank) * point.ep_size)
 
     def make_buffer(self, deep_ep: Any, torch_group: Any) -> None:
         """See `DeepEP`."""
@@ -121,7 +122,7 @@ class DeepEPNormal(DeepEPInSequence):
             version=vendor.version_of(*REBUILDS),
             transport="nvlink, queues in device memory",
             algorithm="intranode, worst-case receive tensors",
-            workspace_bytes=self._bytes,
+            workspace_bytes=self.held_bytes(self._bytes),
             num_sms=vendor.integer(self.options["num_sms"]),
             libraries=self.libraries(),
         )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Description
-from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence
+from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence, tensors_bytes
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_received
 from epcross.harness.errors import EpcrossError
@@ -57,17 +57,20 @@ class DeepEPV2(DeepEPInSequence):
         problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 128})
         if self.options["sm_budget"] not in ("default", "maximum"):
             problems.append(f"sm_budget={self.options['sm_budget']} must be default or maximum")
+        problems += vendor.option_problems(self.name, self.options, num_sms=0, timeout_s=1)
+        if vendor.integer(self.options["num_sms"]) % 2:
+            problems.append(f"num_sms={self.options['num_sms']} must be even, or 0 for the library's choice")
         if point.model.top_k > 32:
             problems.append(f"{self.name} takes top_k up to 32, not {point.model.top_k}")
         return "; ".join(problems) or None
 
     def workspace_bytes(self, point: Point) -> int:
         """About what the library asks for at one NVLink domain, which only its compiled part knows exactly: landing
-        buffers of both directions, to its alignment."""
+        buffers of both directions, to its alignment; and receive tensors and partials."""
         size = row_size(point.dispatch_format, point.model.hidden)
         slots = max(1, point.max_tokens_per_rank) * point.ep_size
         needed = slots * (size.padded_bytes + 16 * point.model.top_k + 2 * point.model.hidden)
-        return -(-needed // _ALIGN_BYTES) * _ALIGN_BYTES
+        return -(-needed // _ALIGN_BYTES) * _ALIGN_BYTES + tensors_bytes(point, slots)
 
     def make_buffer(self, deep_ep: Any, torch_group: Any) -> None:
         """See `DeepEP`."""
@@ -138,7 +141,7 @@ class DeepEPV2(DeepEPInSequence):
             transport="nvlink, nccl windows",
             algorithm=f"not expanded, sm_budget {self.options['sm_budget']}",
             kernels=("dispatch", "dispatch_copy_epilogue", "combine", "combine_reduce_epilogue"),
-            workspace_bytes=self._buffer.num_bytes,
+            workspace_bytes=self.held_bytes(self._buffer.num_bytes),
             num_sms=0 if self._landed is None else self._landed[3].num_sms,
             libraries=self.libraries(),
         )

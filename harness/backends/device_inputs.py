@@ -18,14 +18,15 @@ class DeviceInputs:
 
     Args:
         ids_dtype: what the library takes expert ids as; torch's int32 or int64.
+        dropped: what it takes for a selection that goes nowhere.
     """
 
-    def __init__(self, point: Point, batch: Batch, device: str, ids_dtype: Any) -> None:
+    def __init__(self, point: Point, batch: Batch, device: str, ids_dtype: Any, dropped: int = -1) -> None:
         import torch
 
         size = row_size(point.dispatch_format, point.model.hidden)
         tokens, top_k = len(batch.ids), point.model.top_k
-        self._row_bytes, self._scale_bytes = size.row_bytes, size.scale_bytes
+        self._row_bytes, self._scale_bytes, self._dropped = size.row_bytes, size.scale_bytes, dropped
         self.rows: Tensor = torch.zeros(tokens, size.row_bytes, dtype=torch.uint8, device=device)
         self.scales: Tensor = torch.zeros(tokens, size.scale_bytes, dtype=torch.uint8, device=device)
         self.ids: Tensor = torch.full((tokens, top_k), -1, dtype=ids_dtype, device=device)
@@ -41,15 +42,15 @@ class DeviceInputs:
         for held, given in (
             (self.rows, batch.rows[:, : self._row_bytes]),
             (self.scales, batch.scales[:, : self._scale_bytes]),
-            (self.ids, batch.ids),
+            (self.ids, np.where(batch.ids < 0, self._dropped, batch.ids)),
             (self.weights, batch.weights),
         ):
             held.copy_(torch.from_numpy(np.ascontiguousarray(given)))
 
 
-def device_inputs(point: Point, shard: Shard, device: str, ids_dtype: Any) -> list[DeviceInputs]:
+def device_inputs(point: Point, shard: Shard, device: str, ids_dtype: Any, dropped: int = -1) -> list[DeviceInputs]:
     """Those of every set."""
-    return [DeviceInputs(point, batch, device, ids_dtype) for batch in shard.batches]
+    return [DeviceInputs(point, batch, device, ids_dtype, dropped) for batch in shard.batches]
 
 
 def value_dtype(row_format: RowFormat) -> Any:

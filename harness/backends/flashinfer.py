@@ -80,7 +80,8 @@ class FlashInfer(GpuBackend):
         self._point, self._rank, self._group = point, shard.rank, group
         self._tokens, self._device = point.tokens[shard.rank], vendor.device()
         self._most = max(1, *point.tokens)  # of this step on any rank, the same on all
-        self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, torch.int32)
+        dropped = self.dropped_id(point)
+        self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, torch.int32, dropped)
         self._out = [
             torch.zeros(self._tokens, point.model.hidden, dtype=torch.bfloat16, device=self._device)
             for _ in self._inputs
@@ -102,6 +103,10 @@ class FlashInfer(GpuBackend):
         )
         self._communication = create_communication(bootstrap, params, self.configuration())
         vendor.synchronize()
+
+    def dropped_id(self, point: Point) -> int:
+        """The id of a selection that goes nowhere."""
+        return _INVALID
 
     def refill_ranks(self, set_index: int, batches: Sequence[Batch]) -> None:
         """See `GpuBackend`."""

@@ -12,7 +12,7 @@ from epcross.harness.backends.flashinfer import FORMATS, MAX_RANKS, FlashInfer
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point, Scalar
-from epcross.harness.terms import Boundary
+from epcross.harness.terms import Boundary, RowFormat
 from epcross.kernels.formats import row_size
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ TOP_K = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 22)
 
 LAMPORT_TOKENS = 512
 """Most tokens per rank of a step on the lamport transport."""
+
+LAMPORT_FORMATS = {RowFormat.BF16: 8, RowFormat.FP8: 512, RowFormat.MXFP8: 256, RowFormat.NVFP4: 256}
+"""What rows must be a multiple of on that transport."""
+
+MAX_TIMEOUT_S = 24 * 60 * 60
 
 _ALIGN_BYTES = 128
 _PAYLOADS = 8
@@ -67,7 +72,10 @@ class FlashInferOneSided(FlashInfer):
 
     def unsupported(self, point: Point) -> str | None:
         """The shapes that are compiled in, and what the transport carries."""
-        problems = vendor.format_problems(self.name, point, FORMATS)
+        problems = vendor.format_problems(self.name, point, LAMPORT_FORMATS if self._lamport else FORMATS)
+        problems += vendor.option_problems(self.name, self.options, timeout_s=1)
+        if vendor.integer(self.options["timeout_s"]) > MAX_TIMEOUT_S:
+            problems.append(f"timeout_s={self.options['timeout_s']} must be at most {MAX_TIMEOUT_S}")
         if self.options["transport"] not in ("fence", "lamport"):
             problems.append(f"transport={self.options['transport']} must be fence or lamport")
         if point.model.top_k not in TOP_K:
@@ -135,6 +143,10 @@ class FlashInferOneSided(FlashInfer):
         """See `Backend`."""
         self._communication.combine(self._buffer(), output=self._out[set_index])
 
+    def _num_sms(self) -> int:
+        """Its kernels of fence have a block for each token of the rank; those of lamport tell nobody."""
+        return 0 if self._lamport else min(vendor.sm_count(), max(1, self._tokens))
+
     def describe(self) -> Description:
         """See `Backend`."""
         state = getattr(self._communication, "_state", None) or {}
@@ -145,5 +157,6 @@ class FlashInferOneSided(FlashInfer):
             transport=f"nvlink one-sided{handles}",
             algorithm=str(self.options["transport"]),
             workspace_bytes=int(self._communication.workspace.shape[1]),
+            num_sms=self._num_sms(),
             libraries=self.libraries(),
         )

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends import vendor
 from epcross.harness.backends.base import Description
-from epcross.harness.backends.flashinfer import FORMATS, MAX_RANKS, FlashInfer
+from epcross.harness.backends.flashinfer import MAX_RANKS, FlashInfer
 from epcross.harness.point import Point
-from epcross.harness.terms import Boundary
+from epcross.harness.terms import Boundary, RowFormat
 from epcross.kernels.formats import row_size
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+FORMATS = {RowFormat.BF16: 8, RowFormat.FP8: 512, RowFormat.MXFP8: 512, RowFormat.NVFP4: 256}
+"""What rows must be a multiple of: rows travel in units of 16 bytes, and so do scale rows, in a call of their own."""
+
+MAX_TOP_K = 32
+PEERS_PER_BLOCK = 8
 
 
 class FlashInferTwoSided(FlashInfer):
@@ -33,21 +40,24 @@ class FlashInferTwoSided(FlashInfer):
         return None
 
     def unsupported(self, point: Point) -> str | None:
-        """Experts in fours, and what rows are made of."""
+        """Experts in fours, how many of them a token may choose, and what rows are made of."""
         problems = vendor.format_problems(self.name, point, FORMATS)
         if point.placement.num_slots % 4:
             problems.append(f"{self.name} takes a multiple of 4 experts, not {point.placement.num_slots}")
+        if point.model.top_k > MAX_TOP_K:
+            problems.append(f"{self.name} takes top_k up to {MAX_TOP_K}, not {point.model.top_k}")
         if point.ep_size > MAX_RANKS:
             problems.append(f"{self.name} takes at most {MAX_RANKS} ranks, not {point.ep_size}")
         return "; ".join(problems) or None
 
     def workspace_bytes(self, point: Point) -> int:
-        """Receive tensors, and the partials that come back to each selection; the queues beside them depend on the
-        GPU's number of SMs and not on the shape."""
+        """Receive tensors, partials, and what of them comes back to each selection; the queues beside them depend on
+        the GPU's number of SMs and not on the shape."""
         size = row_size(point.dispatch_format, point.model.hidden)
         most, top_k = max(1, point.max_tokens_per_rank), point.model.top_k
         row = size.row_bytes + size.scale_bytes + 8 * top_k
-        return most * point.ep_size * row + most * top_k * 2 * point.model.hidden
+        partial = 2 * point.model.hidden
+        return most * point.ep_size * (row + partial) + most * top_k * partial
 
     def prebuild(self) -> None:
         """Have the library compile its kernels."""
@@ -69,6 +79,11 @@ class FlashInferTwoSided(FlashInfer):
         self._partials = [torch.zeros(shape, dtype=torch.bfloat16, device=self._device) for _ in self._inputs]
         return NVLinkTwoSidedConfig()
 
+    def dropped_id(self, point: Point) -> int:
+        """See `FlashInfer`. Its kernels find an id's rank by a division that makes -1 one of rank 0; what comes after
+        the last slot is nobody's."""
+        return point.placement.num_slots
+
     def sources(self, tokens_per_rank: int) -> "Tensor | None":
         """See `FlashInfer`. Rows of all sources lie one after another without gaps (csrc/nvlink_two_sided_prepare.cu of
         0.7.4 adds up counts of rows), so a source begins where those before it end."""
@@ -82,6 +97,12 @@ class FlashInferTwoSided(FlashInfer):
         """See `Backend`."""
         self._communication.combine(self._partials[set_index], output=self._out[set_index])
 
+    def _num_sms(self) -> int:
+        """Channels over half of the multiprocessors, each of which sends with a block for some peers and receives with
+        as many (computeMoeCommChannelCount in csrc/nvlink_two_sided_alltoall.cuh of 0.7.4)."""
+        blocks = 2 * -(-self._point.ep_size // PEERS_PER_BLOCK)
+        return max(vendor.sm_count() // 2 // blocks, 1) * blocks if vendor.sm_count() else 0
+
     def describe(self) -> Description:
         """See `Backend`."""
         queues = sum(
@@ -94,5 +115,6 @@ class FlashInferTwoSided(FlashInfer):
             transport="nvlink two-sided",
             algorithm="counts, rows and scale rows one after another",
             workspace_bytes=queues + self.workspace_bytes(self._point),
+            num_sms=self._num_sms(),
             libraries=self.libraries(),
         )

@@ -15,7 +15,7 @@ from epcross.harness.backends.device_inputs import DeviceInputs, device_inputs, 
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
 from epcross.harness.backends.landing import as_identified
 from epcross.harness.point import Point, Scalar
-from epcross.harness.terms import Boundary, Domain, GraphSupport, RowFormat
+from epcross.harness.terms import Boundary, Domain, GraphSupport, RowFormat, Sharing
 from epcross.kernels.formats import row_size
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ class NcclEP(GpuBackend):
     algorithm: ClassVar[str]  # a member of the library's Algorithm
     layout: ClassVar[str]  # a member of its Layout
     landed_ids: ClassVar[str]  # the torch type that ids arrive as
+    default_sms: ClassVar[int] = 0  # the library's choice, where it tells one
     ordered: ClassVar[bool] = True  # whether a row's ids keep the token's own order
 
+    _communicator: Any = None
     _library_group: Any = None
     _handle: Any = None
 
@@ -65,6 +67,7 @@ class NcclEP(GpuBackend):
     def unsupported(self, point: Point) -> str | None:
         """bf16 rows, and fp8 ones whose scale rows fill 16-byte vectors."""
         problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 512})
+        problems += vendor.option_problems(self.name, self.options, max_num_sms=0, timeout_s=1)
         problems += self.limits(point)
         return "; ".join(problems) or None
 
@@ -95,15 +98,24 @@ class NcclEP(GpuBackend):
         self._tokens, self._device = point.tokens[shard.rank], vendor.device()
         self._most = max(1, point.max_tokens_per_rank)
         self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, torch.int64)
-        self._free_bytes = _free_bytes()
         self._communicator = get_nccl_comm_from_group(vendor.torch_group(group, "gloo"))
-        self._library_group = ep.Group.create(self._communicator, self._config(point))
         self._make_tensors(point)
+        free_bytes = self._free_bytes()
+        self._library_group = ep.Group.create(self._communicator, self._config(point))
         self._handle = self._library_group.create_handle(
             getattr(ep.Layout, self.layout), self._given[0]["ids"], layout_info=self._routing_info(), stream=stream()
         )
+        self._staging_bytes = max(0, free_bytes - self._free_bytes())
+
+    def _free_bytes(self) -> int:
+        """This rank's share of what is free on its GPU, while none of them allocates. Collective."""
+        import torch
+
         vendor.synchronize()
-        self._held_bytes = max(0, self._free_bytes - _free_bytes())
+        self._group.barrier()
+        free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+        self._group.barrier()
+        return free // (self._point.ep_size if self._point.sharing is Sharing.PROCESSES else 1)
 
     def _config(self, point: Point) -> Any:
         size = row_size(point.dispatch_format, point.model.hidden)
@@ -158,6 +170,8 @@ class NcclEP(GpuBackend):
         recipe = self._ep.DispatchQuantizationRecipe
         self._how = self._ep.DispatchConfig(quantization_recipe=recipe.FWD if size.scale_bytes else recipe.NONE)
         self._counter = tensor(self._counts)
+        landed = (self._rows, self._scales, self._ids, self._weights, self._counts, self._partials[0])
+        self._tensor_bytes = sum(held.nbytes for held in landed if held is not None)
 
     def _routing_info(self) -> Any:
         """What `update` is told to leave; None for the low-latency algorithm, which demands that."""
@@ -240,8 +254,8 @@ class NcclEP(GpuBackend):
             version=version,
             transport="nvlink, nccl windows",
             algorithm=f"{self.algorithm.lower()}, {self.layout.lower()}",
-            workspace_bytes=self._held_bytes or self.workspace_bytes(self._point),
-            num_sms=vendor.integer(self.options["max_num_sms"]),
+            workspace_bytes=self._staging_bytes + self._tensor_bytes,
+            num_sms=vendor.integer(self.options["max_num_sms"]) or self.default_sms,
             libraries={
                 "nccl_ep": f"{version}, library {self._ep.get_lib_version()}",
                 "torch": torch.__version__,
@@ -250,15 +264,15 @@ class NcclEP(GpuBackend):
         )
 
     def close(self) -> None:
-        """See `Backend`."""
-        handle, self._handle = self._handle, None
-        library_group, self._library_group = self._library_group, None
-        if library_group is not None:
+        """See `Backend`. The communicator was made for this point, and nobody else lets it go."""
+        held = self._handle, self._library_group, self._communicator
+        self._handle = self._library_group = self._communicator = None
+        if any(each is not None for each in held):
             vendor.synchronize()
             self._group.barrier()
-            if handle is not None:
-                handle.destroy()
-            library_group.destroy()
+            for each in held:
+                if each is not None:
+                    each.destroy()
 
 
 class NcclEPLowLatency(NcclEP):
@@ -296,9 +310,3 @@ def stream() -> int:
     import torch
 
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
-
-
-def _free_bytes() -> int:
-    import torch
-
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0

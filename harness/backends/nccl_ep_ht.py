@@ -16,6 +16,7 @@ class NcclEPHighThroughput(NcclEP):
 
     name = "nccl_ep_ht"
     algorithm, layout, landed_ids = "HIGH_THROUGHPUT", "FLAT", "int64"
+    default_sms = 16  # NCCL_EP_HT_DFLT_NUM_SMS of nccl_ep/device/ht_ep_configs.cuh in nccl-extensions 0.1.0
     ordered = False  # it routes by a dense map, from which ids come back ascending and without gaps
 
     def limits(self, point: Point) -> list[str]:

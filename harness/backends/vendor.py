@@ -164,6 +164,29 @@ def format_problems(name: str, point: Point, formats: Mapping[RowFormat, int]) -
     return problems
 
 
+def option_problems(name: str, options: Mapping[str, Scalar], **least: int) -> list[str]:
+    """Which options are below the least value given for each."""
+    return [
+        f"{name}: {option}={options[option]} must be at least {value}"
+        for option, value in least.items()
+        if integer(options[option]) < value
+    ]
+
+
+def tensor_bytes(held: Any) -> int:
+    """Of all tensors in what a library returned, however nested in tuples and lists."""
+    if isinstance(held, tuple | list):
+        return sum(map(tensor_bytes, held))
+    return int(getattr(held, "nbytes", 0))
+
+
+def sm_count() -> int:
+    """Multiprocessors of the current GPU; 0 on the CPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(device()).multi_processor_count if torch.cuda.is_available() else 0
+
+
 def integer(value: Scalar) -> int:
     """An option that the loader has checked to be a number."""
     assert isinstance(value, int | float)

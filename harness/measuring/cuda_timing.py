@@ -18,7 +18,7 @@ trip and the drift between the two as their uncertainty.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from epcross.harness.backends.base import Group
@@ -59,6 +59,16 @@ Parts = Sequence[tuple[Phase, Callable[[int], None]]]
 """What a pair is made of, in order: a call with the set's number, and what it is called in a trace."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steady:
+    """How the last steady series was timed."""
+
+    size: int = WARM_PAIRS  # pairs of a graph
+    replays: int = 1
+    held: bool = False
+    enqueue_us: float = 0.0  # of a graph
+
+
 class CudaTimer:
     """A `Timer` on one GPU of each process; ranks that one launch serves are timed together."""
 
@@ -68,7 +78,8 @@ class CudaTimer:
         self._device, self._group = device, group
         self._captures = graph is not GraphSupport.NO
         self._graphs: dict[tuple[str, int, int], Replay] = {}
-        self._steady_pairs = 0
+        self._steady = _Steady()
+        self._slower_hosts: dict[int, bool] = {}
         self._sized = False
 
     def expect(self, pair_us: float) -> None:
@@ -98,30 +109,34 @@ class CudaTimer:
             for _ in range(replays - 1):
                 run()
             last = device.mark()
-            self._steady_pairs = size * replays
-            period_us = device.elapsed_us(first, last) / self._steady_pairs
+            period_us = device.elapsed_us(first, last) / (size * replays)
             device.synchronize()
-            held = self._captures and self._host_is_slower(enqueue_us / max(period_us, 1e-3))
+            held = self._captures and self._host_is_slower(size, enqueue_us / max(period_us, 1e-3))
             if held:
+                replays = min(replays, HELD_REPLAYS)
                 period_us = self._held_us(run, size * enqueue_us, replays) / size
-                self._steady_pairs = size * min(replays, HELD_REPLAYS)
+        self._steady = _Steady(size=size, replays=replays, held=held, enqueue_us=size * enqueue_us)
         return Series(
             values_us={Phase.ROUND_TRIP: [period_us]},
             starts_ns=[0],
-            pairs=self._steady_pairs,
+            pairs=size * replays,
             enqueue_us=enqueue_us if self._captures else None,
             held=held if self._captures else None,
         )
 
-    def _host_is_slower(self, share: float) -> bool:
-        """Whether that is so on any rank. Collective."""
-        return max(float(data) for data in self._group.all_gather(repr(share).encode())) > HOST_SHARE
+    def _host_is_slower(self, size: int, share: float) -> bool:
+        """Whether that is so on any rank. The first series of graphs of a size decides, so that all of a unit are timed
+        alike: its repeats, and what is subtracted from each other. Collective."""
+        if size not in self._slower_hosts:
+            shares = self._group.all_gather(repr(share).encode())
+            self._slower_hosts[size] = max(map(float, shares)) > HOST_SHARE
+        return self._slower_hosts[size]
 
     def _held_us(self, run: Callable[[], None], enqueue_us: float, replays: int) -> float:
         """Median time of a replay by itself: all of it is enqueued before any runs, and ranks start together. What the
         first pair waits for nobody and the last for no next one is spread over all pairs of the graph. Collective."""
         device, times = self._device, []
-        for _ in range(min(replays, HELD_REPLAYS)):
+        for _ in range(replays):
             self._line_up()
             device.hold(HOLD_US + 2 * enqueue_us)
             device.line_up(0)
@@ -152,21 +167,23 @@ class CudaTimer:
         return self._entry(pair, iterations=iterations, sets=sets)
 
     def instrument_us(self, regime: Regime, *, sets: int) -> float:
-        """See `Timer`. Steady: a graph of one empty kernel in place of each graph of pairs, shared out over the pairs.
+        """See `Timer`. Steady: a graph of one empty kernel in place of each graph of pairs, shared out over the pairs;
+        by itself where graphs of pairs were. Collective.
         Entry: the common start and the stamp, with nothing between. Spans: the profiler times kernels by themselves.
         """
         if regime is Regime.SPANS:
             return 0.0
         if regime is Regime.STEADY:
-            pairs = self._steady_pairs or self.graph_pairs
-            size = min(pairs, self.graph_pairs)
+            last = self._steady
             run = self._runner("empty", 1, sets, self._device.empty)
+            if last.held:
+                return round(self._held_us(run, last.enqueue_us, last.replays) / last.size, 4)
             self._device.hold(HOLD_US)
             run()
             first = self._device.mark()
-            for _ in range(max(1, pairs // size)):
+            for _ in range(last.replays):
                 run()
-            return round(self._device.elapsed_us(first, self._device.mark()) / pairs, 4)
+            return round(self._device.elapsed_us(first, self._device.mark()) / (last.size * last.replays), 4)
         count = INSTRUMENT_ITERATIONS
         stamps = self._stamped("instrument", 2, count, sets, lambda slot, _: self._between(slot, lambda: None))
         return round(statistics.median((b - a) / NS_PER_US for a, b in zip(stamps[::2], stamps[1::2], strict=True)), 4)

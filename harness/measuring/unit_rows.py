@@ -82,6 +82,7 @@ def description_from_json(data: bytes) -> Description:
 def described_fields(backend: Backend, descriptions: Sequence[Description]) -> dict[str, Any]:
     """Record fields from what every rank says it ran; sizes are the largest over ranks."""
     first = descriptions[0]
+    protocol = [d.protocol_bytes for d in descriptions if d.protocol_bytes is not None]
     return {
         "backend_version": first.version,
         "transport": _agreed(d.transport for d in descriptions),
@@ -91,7 +92,7 @@ def described_fields(backend: Backend, descriptions: Sequence[Description]) -> d
         or None,
         "weights_by": str(backend.weights_by),
         "workspace_bytes": max(d.workspace_bytes for d in descriptions),
-        "protocol_bytes": max(d.protocol_bytes for d in descriptions),
+        "protocol_bytes": max(protocol) if len(protocol) == len(descriptions) else None,
         "num_sms": max(d.num_sms for d in descriptions),
     }
 

@@ -17,6 +17,12 @@ from epcross.harness.running.launch import End, JobEnd, run_job
 from epcross.harness.running.mps import MpsRefused, mps_environment
 from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
+from epcross.harness.running.same_place import (
+    refuse_other_code_or_machine,
+    refuse_other_units,
+    refuse_packed,
+    settle_gpus,
+)
 from epcross.harness.running.schedule import not_again, turns
 from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing import environment as environment_facts
@@ -209,10 +215,11 @@ def resume(path: Path) -> Session:
     """The run at `path` again: what is stored stays, the rest is measured.
 
     Raises:
-        StoreError: it is no run, is damaged, belongs to a process that lives, or has rows that other code or another
-            machine measured.
+        StoreError: it is no run, is damaged, belongs to a process that lives, or has rows that other code, another
+            machine or other GPUs measured.
     """
     run = open_run(path)
+    refuse_packed(run)
     plan = Plan.from_json(run.plan)
     try:
         claim(run.path)
@@ -229,31 +236,14 @@ def resume(path: Path) -> Session:
         # rows of another session share no allocation with the first ones, and say so
         allocation = environment_facts.allocation_id() or f"{run.run_id}+{sessions}"
         context = run_context(run, facts, allocation)
-        refuse_other_code_or_machine(read_units(run)[0], context, run.path)
+        results, _ = read_units(run)
+        refuse_other_units(results, plan, run)
+        refuse_other_code_or_machine(results, context, run.path)
+        settle_gpus(results, facts, run)
         return Session(run=run, plan=plan, context=context)
     except BaseException:
         release(run.path)
         raise
-
-
-def refuse_other_code_or_machine(results: list[UnitResult], context: RunContext, path: Path) -> None:
-    """Rows that are compared with each other come from the same code and machine. Raises `StoreError`."""
-    stored = {record for result in results for record in result.records[:1]}
-    problems = []
-    if others := {r.measure_hash for r in stored} - {context.measure_hash}:
-        problems.append(
-            f"its rows were measured by other code (measure_hash {_short(others)}, now {context.measure_hash[:12]})"
-        )
-    if others := {r.machine for r in stored} - {context.machine}:
-        problems.append(f"its rows were measured on another kind of machine ({_short(others)}, now {context.machine})")
-    if problems:
-        shas = sorted({r.git_sha[:12] for r in stored if r.git_sha})
-        back = f", or go back to commit {' or '.join(shas)}" if shas else ""
-        raise StoreError(f"cannot resume {path}: {'; '.join(problems)}. Start a new run with `epcross run`{back}")
-
-
-def _short(hashes: set[str]) -> str:
-    return ", ".join(sorted(h[:12] for h in hashes))
 
 
 def check_room(plan: Plan) -> None:

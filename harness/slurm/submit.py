@@ -11,6 +11,7 @@ from typing import Any
 from epcross.harness.errors import ConfigError, EpcrossError, StoreError
 from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.schema import Cluster
+from epcross.harness.running.same_place import refuse_packed
 from epcross.harness.running.session import CANCEL_FILE, Session, run_context
 from epcross.harness.slurm import layout, script
 from epcross.harness.slurm.layout import Layout, Piece
@@ -104,6 +105,7 @@ def resume(path: Path, *, fail_fast: bool = False) -> tuple[RunDirectory, list[S
     """
     run = open_run(path)
     plan = Plan.from_json(run.plan)
+    refuse_packed(run)
     need_slurm()
     claim(path)  # before the queue is looked at: of two that resume, the second finds the jobs of the first
     try:

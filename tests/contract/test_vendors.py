@@ -79,6 +79,13 @@ def test_fp8_rows_travel_with_their_scales(backend, monkeypatch):
     assert visited(backend, "any_bits_fp8", hidden=512) == []
 
 
+@pytest.mark.parametrize("backend", [NcclEPLowLatency, NcclEPHighThroughput], ids=lambda backend: backend.name)
+def test_a_communicator_lives_as_long_as_its_point(backend, monkeypatch):
+    made = install_nccl_ep(monkeypatch)
+    assert visited(backend, "plain") == []
+    assert made == [["handle", "group", "communicator"]] * 2
+
+
 def test_lamport(monkeypatch):
     install_flashinfer(monkeypatch)
     assert visited(FlashInferOneSided, "plain", transport="lamport") == []

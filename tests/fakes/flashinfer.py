@@ -1,5 +1,6 @@
 """`flashinfer.moe_ep` of 0.7.4: rank-major rows, ids of padding invalid, partials summed over ranks. One-sided, each
-source has room for as many rows as a rank has tokens; two-sided, rows lie without gaps, as its kernels place them."""
+source has room for as many rows as a rank has tokens, and what is no id goes nowhere. Two-sided, rows lie without gaps,
+as its kernels place them, which divide ids as C does: -1 goes to rank 0."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -90,7 +91,7 @@ class Communication:
         places: dict[tuple[int, int], int] = {}
         first = 0
         for source, (of_rows, of_scales, of_ids, of_weights) in enumerate(given):
-            tokens = chosen(of_ids, self.me, self.per_rank)
+            tokens = self.tokens(of_ids)
             for n, i in enumerate(scrambled(len(tokens))):
                 at, token = first + n, tokens[i]
                 rows[at], ids[at], weights[at] = of_rows[token], of_ids[token], of_weights[token]
@@ -113,11 +114,17 @@ class Communication:
         given = self.group.exchange((expert_output.clone(), places))
         for token, selected in enumerate(ids):
             total = torch.zeros(self.params.hidden_size)
-            for rank in ranks_of(selected, self.per_rank):
+            for rank in self.destinations(selected):
                 partials, at = given[rank]
                 total += partials[at[self.me, token]].float()
             output[token] = total.bfloat16()
         return output
+
+    def tokens(self, ids):
+        return chosen(ids, self.me, self.per_rank)
+
+    def destinations(self, selected):
+        return ranks_of(selected, self.per_rank)
 
     def destroy(self):
         return
@@ -139,6 +146,14 @@ class NVLinkOneSidedAlltoAll(Communication):
 
 class NVLinkTwoSidedAlltoAll(Communication):
     gaps = False
+
+    def tokens(self, ids):
+        here = ids.div(self.per_rank, rounding_mode="trunc") == self.me
+        return here.any(dim=1).nonzero()[:, 0].tolist()
+
+    def destinations(self, selected):
+        ranks = dict.fromkeys(int(int(i) / self.per_rank) for i in selected)
+        return [rank for rank in ranks if rank < self.ranks]
 
 
 def install_flashinfer(monkeypatch: Any, fault: str = "") -> None:

@@ -149,7 +149,7 @@ class Handle:
             out[token] = total.bfloat16()
 
     def destroy(self):
-        return
+        self.group.events.append("handle")
 
 
 def by_expert(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,11 +177,29 @@ class Group:
         return made
 
     def destroy(self):
-        return
+        self._given[0].events.append("group")
 
 
-def install_nccl_ep(monkeypatch: Any, fault: str = "") -> None:
-    """Make `import nccl.ep` find the imitation, with one thing wrong if `fault` names it."""
+class Communicator:
+    """Of the ranks of a torch group; `events` says what was destroyed, in order."""
+
+    def __init__(self, torch_group: Any, events: list[str]) -> None:
+        self.size, self.rank, self.exchange = torch_group.size, torch_group.rank, torch_group.exchange
+        self.events = events
+
+    def destroy(self):
+        self.events.append("communicator")
+
+
+def install_nccl_ep(monkeypatch: Any, fault: str = "") -> list[list[str]]:
+    """Make `import nccl.ep` find the imitation, with one thing wrong if `fault` names it. What comes to be in the list
+    that is returned are the `events` of every communicator that was made."""
+    made: list[list[str]] = []
+
+    def communicator(torch_group: Any) -> Communicator:
+        made.append([])
+        return Communicator(torch_group, made[-1])
+
     handle = type("Handle", (Handle,), {"fault": fault})
     ep = module(
         "nccl.ep",
@@ -196,4 +214,5 @@ def install_nccl_ep(monkeypatch: Any, fault: str = "") -> None:
         Handle=handle,
         get_lib_version=lambda: "0.2.0",
     )
-    install(monkeypatch, ep, module("nccl.ep.interop.torch", get_nccl_comm_from_group=lambda torch_group: torch_group))
+    install(monkeypatch, ep, module("nccl.ep.interop.torch", get_nccl_comm_from_group=communicator))
+    return made

@@ -2,8 +2,10 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests._points import small_point
@@ -14,9 +16,10 @@ from epcross.harness.planning.plan import build
 from epcross.harness.record import UnitResult
 from epcross.harness.running import session
 from epcross.harness.running.prebuild import builds, prebuild
+from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.rows import failed_records
-from epcross.harness.storing.store import owner_of, release, write_unit
-from epcross.harness.terms import Status
+from epcross.harness.storing.store import merge, open_run, owner_of, release, write_unit
+from epcross.harness.terms import Domain, Status
 
 
 def test_each_backend_is_built_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -73,6 +76,91 @@ def test_a_run_measured_by_other_code_or_elsewhere_is_not_resumed(tmp_path: Path
     with pytest.raises(StoreError, match=rf"{words}.*ffffffffffff.*go back to commit c0ffeec0ffee"):
         session.resume(first.run.path)
     assert owner_of(first.run.path) is None  # refused, and nobody is kept out by it
+
+
+def _with_gpus(facts: dict[str, Any], listed: Sequence[str], usable: Sequence[str] = ()) -> dict[str, Any]:
+    software = {"gpus": [{"uuid": uuid} for uuid in usable]} if usable else None
+    kind = {"name": "NVIDIA H200", "driver_version": "580", "memory.total": 143771}
+    return {**facts, "gpus": [{"uuid": f"GPU-{uuid}", **kind} for uuid in listed], "gpu_software": software}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        ((["a", "b"], ["a"]), (["a", "b"], ["a"]), ""),
+        ((["a", "b"], []), (["b", "a"], ["b"]), ""),  # torch told nothing then: what the driver lists is compared
+        ((["a", "b"], []), (["a", "c"], []), "on GPUs a and b, and here are a and c"),
+        ((["a", "b"], ["a"]), (["a", "b"], ["b"]), "on GPUs a, and here are b"),
+        (([], []), ([], []), "on GPUs that nobody told the UUIDs of"),
+    ],
+)
+def test_a_run_goes_on_only_with_the_gpus_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Any, now: Any, refused: str
+) -> None:
+    collect = environment_facts.collect
+    monkeypatch.setattr(environment_facts, "collect", lambda: _with_gpus(collect(), *before))
+    plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
+    first = session.start(plan)
+    point = plan.points[0]
+    records = failed_records(point, plan.timing, 0, first.context, Status.ERROR, "it fell over")
+    records = tuple(replace(record, domain=str(Domain.NVLINK)) for record in records)
+    write_unit(first.run, UnitResult(point_id=point.point_id, launch=0, records=records))
+    release(first.run.path)
+    monkeypatch.setattr(environment_facts, "collect", lambda: _with_gpus(collect(), *now))
+    if refused:
+        with pytest.raises(StoreError, match=refused):
+            session.resume(first.run.path)
+        assert owner_of(first.run.path) is None
+    else:
+        assert session.resume(first.run.path).run.environment["gpus"] == first.run.environment["gpus"]
+        release(first.run.path)
+
+
+def test_a_run_that_measured_nothing_goes_on_with_other_gpus_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = environment_facts.collect
+    plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
+    first = session.start(plan)
+    release(first.run.path)
+    monkeypatch.setattr(environment_facts, "collect", lambda: _with_gpus(collect(), ["c"]))
+    session.resume(first.run.path)
+    assert [gpu["uuid"] for gpu in open_run(first.run.path).environment["gpus"]] == ["GPU-c"]
+    release(first.run.path)
+
+
+@pytest.mark.parametrize("change", ["point", "launch", "run"])
+def test_units_of_another_run_are_named_and_not_counted(tmp_path: Path, change: str) -> None:
+    plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
+    first = session.start(plan)
+    point, launch, context = plan.points[0], 0, first.context
+    if change == "point":
+        point = replace(point, tokens_per_rank=9, tokens=(9, 9))
+    if change == "launch":
+        launch = plan.timing.launches
+    if change == "run":
+        context = replace(context, run_id="20260101-000000-other-0000")
+    records = failed_records(point, plan.timing, launch, context, Status.ERROR, "it fell over")
+    write_unit(first.run, UnitResult(point_id=point.point_id, launch=launch, records=records))
+    release(first.run.path)
+    with pytest.raises(StoreError, match=rf"what this run did not measure: {point.point_id}\.{launch}\. Move them out"):
+        session.resume(first.run.path)
+    assert owner_of(first.run.path) is None
+
+
+def test_the_copy_of_a_run_beside_its_packed_rows_is_not_resumed(tmp_path: Path) -> None:
+    plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
+    first = session.start(plan)
+    point = plan.points[0]
+    records = failed_records(point, plan.timing, 0, first.context, Status.ERROR, "it fell over")
+    write_unit(first.run, UnitResult(point_id=point.point_id, launch=0, records=records))
+    release(first.run.path)
+    merge(tmp_path / "packed", [first.run.path])
+    copy = tmp_path / "packed" / "runs" / first.run.run_id
+    before = sorted(copy.iterdir())
+    with pytest.raises(StoreError, match="it is the copy of a run whose rows lie in"):
+        session.resume(copy)
+    assert sorted(copy.iterdir()) == before
 
 
 def test_a_resume_finds_its_way_in_a_tidied_folder(tmp_path: Path) -> None:

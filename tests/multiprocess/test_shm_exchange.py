@@ -194,7 +194,7 @@ def test_bad_ids_and_bad_order_are_refused(name: str) -> None:
     assert "call prepare first" in messages[3]
 
 
-def _described(group: FilesGroup, name: str) -> tuple[str, int, int]:
+def _described(group: FilesGroup, name: str) -> tuple[str, int | None, int]:
     case = Case(tokens=(2,) * group.size, masked=0.0, hidden=64, top_k=4, num_slots=4)  # every token goes everywhere
     backend = _prepared(group, name, case, (1,))
     round_trip(backend, case, group.rank, 0, 1, build.load().ARMED)

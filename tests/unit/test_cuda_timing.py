@@ -124,6 +124,25 @@ def test_where_the_host_is_slower_each_graph_is_timed_by_itself_from_a_common_st
     assert held_us == [pytest.approx(HOLD_US + 2 * 0.9 * 9 * MOST_PAIRS)] * 3  # until all is enqueued
 
 
+@pytest.mark.parametrize(("first", "later"), [(0.9, 0.5), (0.5, 0.9)])
+def test_all_series_of_a_unit_are_timed_as_the_first_one(first, later):
+    timer, device, pair = parts(enqueue_us=first * 9 * MOST_PAIRS)
+    timer.expect(5.0)
+    held = timer.steady(pair, pairs=400, sets=2).held
+    device.enqueue_us = later * 9 * MOST_PAIRS
+    assert [timer.steady(pair, pairs=400, sets=2, name=name).held for name in ("steady", "in place")] == [held, held]
+    assert held is (first > 0.8)
+
+
+def test_the_instrument_of_graphs_by_themselves_is_an_empty_one_by_itself():
+    timer, device, pair = parts(replay_us=18.0, stamp_us=0.5, enqueue_us=0.9 * 9 * MOST_PAIRS)
+    timer.expect(5.0)
+    timer.series(Regime.STEADY, pair, pairs=600, iterations=0, sets=2)
+    device.log.clear()
+    assert timer.instrument_us(Regime.STEADY, sets=2) == pytest.approx(round(18.5 / MOST_PAIRS, 4))
+    assert device.log == ["synchronize", "hold", "line_up", "replay", "synchronize"] * 3
+
+
 def test_a_host_that_is_ahead_changes_nothing():
     timer, device, pair = parts(enqueue_us=0.5 * 9 * MOST_PAIRS)
     timer.expect(5.0)
@@ -178,6 +197,10 @@ def test_the_instrument_of_steady_is_a_replay_shared_out():
     timer.expect(5.0)
     timer.series(Regime.STEADY, pair, pairs=400, iterations=0, sets=2)
     assert timer.instrument_us(Regime.STEADY, sets=2) == pytest.approx(2 * 10 / 400)
+    timer, _, pair = parts(replay_us=10.0)
+    timer.expect(GRAPH_US / 15)
+    assert timer.series(Regime.STEADY, pair, pairs=1600, iterations=0, sets=4).pairs == 1600  # in graphs of 16, not 15
+    assert timer.instrument_us(Regime.STEADY, sets=4) == pytest.approx(10 / 16)
 
 
 def test_starts_are_given_on_the_first_ranks_clock_with_what_is_not_known_of_it():

@@ -57,6 +57,8 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "clone"
     (root / "docs").mkdir(parents=True)
     (root / "README.md").write_text(PAGE)
+    (root / "sweeps").mkdir()
+    (root / "sweeps" / "quickstart.yaml").touch()
     (root / "docs" / "more.md").write_text("<!-- evidence: quickstart.run --><!-- /evidence -->\n")
     return root
 
@@ -162,16 +164,18 @@ def test_a_flagged_run_carries_no_number(root: Path, tmp_path: Path) -> None:
         ("<!-- evidence: quickstart.table -->", "1 evidence marks are opened, 0 are closed"),
         ("<!-- evidence: quickstart.table --><!-- evidence: a.rows --><!-- /evidence -->", "2 evidence marks"),
         ("<!-- evidence: quickstart --><!-- /evidence -->", "1 are closed, 0 are pairs"),
+        ("<!-- evidence: quikstart.table --><!-- /evidence -->", "no sweep 'quikstart' .*; there are quickstart"),
     ],
 )
 def test_wrong_marks_are_refused(page: str, words: str) -> None:
     with pytest.raises(EpcrossError, match=words):
-        evidence.filled(page, {})
+        evidence.filled(page, {}, {"quickstart"})
 
 
 def test_without_a_run_a_page_says_so_and_text_outside_marks_stays() -> None:
     page = "a <!-- evidence: quickstart.table -->3 us<!-- /evidence --> b"
-    assert evidence.filled(page, {}) == f"a <!-- evidence: quickstart.table -->{evidence.NOTHING}<!-- /evidence --> b"
+    filled = evidence.filled(page, {}, {"quickstart"})
+    assert filled == f"a <!-- evidence: quickstart.table -->{evidence.NOTHING}<!-- /evidence --> b"
 
 
 def test_the_command_commits_makes_and_says_what_changed(

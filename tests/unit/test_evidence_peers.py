@@ -1,7 +1,7 @@
 """What documents say of ours beside others: medians, leads, changes of lead and starts, from rows with known times."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,8 +41,10 @@ def run_of(
     formats: tuple[RowFormat, ...] = (RowFormat.BF16,),
     weights: Mapping[str, WeightFormat] | None = None,
     ours: WeightFormat | None = None,
+    call: Callable[[str, int], tuple[str, float]] = lambda backend, launch: ("first", 1.0),
 ) -> EvidenceRun:
-    """All of `TIMES_US` in steady state, a launch `drift` slower than the one before; DeepEP LL refuses two sizes."""
+    """All of `TIMES_US` in steady state, a launch `drift` slower than the one before; DeepEP LL refuses two sizes.
+    `call` says in which call a backend's launch was taken, and by what its times are multiplied there."""
     machine = {"cpu": {"model": "Some CPU", "architecture": "x86_64", "cores_available": [0, 1]}}
     run = create_run(folder, "peers", {"backends": BACKENDS}, machine)
     context = replace(CONTEXT, run_id=run.run_id)
@@ -50,7 +52,10 @@ def run_of(
         weight_format = (weights or {}).get(backend, ours)
         for tokens, launch in itertools.product(times, range(launches)):
             point = replace(make_point(backend=backend, tokens=tokens), dispatch_format=row_format)
-            unit = make_unit(point, launch, context=context, latency_us=times[tokens] * (1 + drift * launch))
+            held, factor = call(backend, launch)
+            taken = replace(context, allocation_id=held)
+            latency_us = times[tokens] * (1 + drift * launch) * factor
+            unit = make_unit(point, launch, context=taken, latency_us=latency_us)
             records = tuple(replace(row, weight_format=weight_format and str(weight_format)) for row in unit.records)
             write_unit(run, replace(unit, records=records))
     for tokens in (8, 64):
@@ -81,6 +86,28 @@ def test_leads_set_the_better_of_ours_beside_the_best_other(usual: EvidenceRun) 
     assert "| 1 | Sentinel 1010 | AG/RS 2510 | 2.49 [2.45..2.52] |" in text
     assert "| 8 | Fence 1810 | DeepEP V2 3010 | 1.66 [1.65..1.68] |" in text
     assert "| 64 | Fence 2010 | DeepEP V2 3010 | 1.50 [1.49..1.51] |" in text
+
+
+def test_a_lead_is_a_ratio_within_a_call(tmp_path: Path) -> None:
+    """In the second call everything takes twice as long, and the exchange of AG/RS was measured in that one alone."""
+
+    def call(backend: str, launch: int) -> tuple[str, float]:
+        second = launch > 1 or backend == "ag_rs"
+        return ("second", 2.0) if second else ("first", 1.0)
+
+    text = leads(run_of(tmp_path, launches=4, call=call))
+    # 5007.5 / 2011.5 in the call that both were in, [5000 / 2015 .. 5015 / 2008]; with ours of both calls it were 3.3
+    assert "| 1 | Sentinel 2012 | AG/RS 5008 | 2.49 [2.48..2.50] |" in text
+    # both were in both calls, each of which gives a ratio: 3003.5 / 2003.5 and 6011.5 / 4011.5
+    assert "| 64 | Fence 3008 | DeepEP V2 4508 | 1.50 [1.49..1.50] |" in text
+
+
+def test_what_was_never_in_one_call_with_ours_is_not_compared(tmp_path: Path) -> None:
+    run = run_of(tmp_path, launches=3, call=lambda backend, launch: (f"{backend.startswith('onesided')}", 1.0))
+    assert leads(run) == "nothing of ours stands beside another backend"
+    text = crossings(run)
+    assert text.count("cannot be told: the two were never measured in one call") == 4
+    assert "leads" not in text
 
 
 def test_crossings_name_who_leads_where_and_the_interval(usual: EvidenceRun) -> None:

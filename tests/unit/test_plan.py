@@ -39,7 +39,8 @@ def test_every_sweep_is_planned(sweep: str):
 
 @pytest.mark.parametrize("sweep", [s for s in Library().names("sweep") if s != "floor"])
 def test_every_sweep_is_planned_with_its_own_backends(sweep: str):
-    named = {name for block in Library().get("sweep", sweep).products() for name in block.grid["backend"]}
+    given = [block.grid["backend"] for block in Library().get("sweep", sweep).products()]
+    named = {name for names in given for name in ([names] if isinstance(names, str) else names)}
     plan = build([f"sweep={sweep}"])
     assert {point.backend for point in plan.points} == named - set(plan.config["absent_backends"])
 
