@@ -31,6 +31,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {needed} GPU(s); this machine has {present}")
 
 
+@pytest.fixture
+def one_thread() -> Generator[None]:
+    """torch on one thread: beside matrices as small as these, threads that wait for each other take long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     """Turn a skip into a failure under CI=true, unless it is for want of a GPU: what CI leaves out, nobody runs."""
     if os.environ.get("CI") != "true" or not report.skipped or hasattr(report, "wasxfail"):

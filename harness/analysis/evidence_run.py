@@ -1,7 +1,7 @@
 """A committed run as the documents use it: its rows, and the documents that lie with them."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,12 +71,14 @@ class EvidenceRun:
         told = [text.format(getattr(panel, name)) for name, text in _WORDS.items() if name in varied]
         return ", ".join([f"EP {panel.ep_size}", *told])
 
-    def headline_rows(self, regime: Regime | None = None, panel: "Panel | None" = None) -> list[Record]:
+    def headline_rows(
+        self, regime: Regime | None = None, panel: "Panel | None" = None, *, phases: Collection[Phase] = HEADLINES
+    ) -> list[Record]:
         """Round trips, layers or expert stages that are ok with no flag but `within_launch`, which captions state."""
         return [
             row
             for row in self.rows
-            if row.phase in HEADLINES
+            if row.phase in phases
             and row.status == Status.OK
             and set(row.flags.split()) <= {Flag.WITHIN_LAUNCH}
             and regime in (None, row.regime)
@@ -92,11 +94,13 @@ class EvidenceRun:
             found[name] = (name.replace(row.backend, config["label"], 1), config["color"])
         return found
 
-    def times_us(self, regime: Regime, panel: "Panel") -> dict[Key, list[float]]:
+    def times_us(
+        self, regime: Regime, panel: "Panel", *, phases: Collection[Phase] = HEADLINES
+    ) -> dict[Key, list[float]]:
         """Headline latencies of every repeat by series and tokens per rank, both in order."""
         order, name_of = list(self.series()), names(self.rows)
         found: dict[Key, list[float]] = {}
-        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, panel)]
+        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, panel, phases=phases)]
         for number, row in sorted(rows, key=lambda pair: (pair[0], pair[1].tokens_per_rank)):
             assert row.latency_us is not None
             found.setdefault((order[number], row.tokens_per_rank), []).append(row.latency_us)

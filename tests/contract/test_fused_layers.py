@@ -20,12 +20,7 @@ from epcross.kernels.experts.intermediate import requantised
 INSTALL = {MegaMoE: (install_deep_gemm, "fp8_fp8"), MegaMoEMxfp4: (install_flashinfer_mega, "fp8_fp4")}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def visited(backend, name, **options):

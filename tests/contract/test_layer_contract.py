@@ -32,14 +32,10 @@ INSTALL = {
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(monkeypatch, one_thread):
     monkeypatch.setattr(deepep_ll, "HIDDEN", (HIDDEN,))
     monkeypatch.setattr(deepep_ll, "MAX_TOP_K", 99)
     monkeypatch.setattr(deepep_normal, "RANKS", (2, 3))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def in_one_launch():

@@ -16,12 +16,7 @@ from tests._experts import rank_major, shape_of  # isort: skip
 from tests.benchmark import fp8_accumulation  # isort: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_sum_keeps_what_lies_within_its_bits() -> None:

@@ -32,13 +32,7 @@ CASES = [(size, *formats) for size in ("small", "middle") for formats in FORMATS
 CASES += [("deepseek", RowFormat.FP8, WeightFormat.FP8)]  # the largest sums, and steps of re-quantisation
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums of a few thousand values are slower on two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def world(size: str, rows: RowFormat, weights: WeightFormat, **other) -> tuple[ExpertShape, WeightCopy, RankMajorRows]:

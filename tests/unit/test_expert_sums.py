@@ -25,12 +25,7 @@ FP8 = Arithmetic(intermediate=RowFormat.FP8)
 LOSS = 2.0**-13  # one standard deviation
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(

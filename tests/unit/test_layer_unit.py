@@ -26,14 +26,7 @@ from epcross.kernels.experts.formats import Arithmetic, WeightFormat
 from epcross.kernels.experts.rows import addresses
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Matrices are tiny; threads that wait for each other are not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 FEW = replace(TIMING, seeds=1, chains=2, min_pairs=2, max_pairs=4, iterations=2, warmup_pairs=1)
