@@ -11,7 +11,7 @@ SHOWN = (1, 8, 128, 2048)
 
 def shares(run: EvidenceRun) -> str:
     """Layer, communication and their quotient of each series, in steady state, a table for each panel."""
-    tables = []
+    tables, series = [], run.series()
     for panel in run.panels():
         layers, parts = (
             run.times_us(Regime.STEADY, panel, phases=(phase,)) for phase in (Phase.LAYER, Phase.LAYER_COMM)
@@ -20,7 +20,7 @@ def shares(run: EvidenceRun) -> str:
             f"| {run.words(panel)}, steady | tokens per rank | layer (us) | of it communication (us) | share |",
             "| :--- | ---: | ---: | ---: | ---: |",
         ]
-        for name, (label, _) in run.series().items():
+        for name, (label, _) in series.items():
             for tokens in SHOWN:
                 key = name, tokens
                 if key in layers and key in parts:

@@ -24,14 +24,14 @@ _NO_CALL = "the two were never measured in one call"
 
 def medians(run: EvidenceRun) -> str:
     """A table for each panel and regime, a line for each series; then why others have none."""
-    tables = []
+    tables, series = [], run.series()
     for panel in run.panels():
         for regime in TIMED:
             times = run.times_us(regime, panel)
             if not times:
                 continue
             tokens = sorted({each for _, each in times})
-            labels = {name: label for name, (label, _) in run.series().items() if any(own == name for own, _ in times)}
+            labels = {name: label for name, (label, _) in series.items() if any(own == name for own, _ in times)}
             lines = [
                 f"| {run.words(panel)}, {regime}: median (us) at tokens per rank | {' | '.join(map(str, tokens))} |",
                 f"| :--- |{' ---: |' * len(tokens)}",
@@ -46,7 +46,7 @@ def medians(run: EvidenceRun) -> str:
 def leads(run: EvidenceRun) -> str:
     """The better of ours beside the best of the others at each number of tokens, in steady state. Ratios are of times
     of one call: a run that went on later, on the same GPUs, found them at other clocks."""
-    tables = []
+    tables, series = [], run.series()
     for panel in run.panels():
         times = _by_call(run, panel)
         lines = [
@@ -56,7 +56,7 @@ def leads(run: EvidenceRun) -> str:
         for tokens in sorted({each for _, each in times}):
             if lead := _lead({name: calls for (name, at), calls in times.items() if at == tokens}):
                 spoken = [
-                    f"{run.series()[name][0]} {microseconds(median([us for call in calls for us in call]))}"
+                    f"{series[name][0]} {microseconds(median([us for call in calls for us in call]))}"
                     for name, calls in lead
                 ]
                 lines.append(f"| {tokens} | {' | '.join(spoken)} | {_ratio(lead[1][1], lead[0][1])} |")
@@ -124,10 +124,11 @@ def again(run: EvidenceRun) -> str:
     by_launch: dict[tuple[Any, ...], dict[int, list[float]]] = {}
     name_of = names(run.rows)
     for panel in run.panels():
+        where = run.words(panel)
         for row in run.headline_rows(panel=panel):
             if row.regime not in TIMED or row.latency_us is None:
                 continue
-            point = (name_of(row), run.words(panel), row.regime, row.tokens_per_rank)
+            point = (name_of(row), where, row.regime, row.tokens_per_rank)
             by_launch.setdefault(point, {}).setdefault(row.launch, []).append(row.latency_us)
     pairs = {
         point: abs(median(each[max(each)]) / median(each[min(each)]) - 1)

@@ -67,7 +67,8 @@ class EvidenceRun:
 
     def words(self, panel: "Panel") -> str:
         """A panel's name: its EP size, and what of it is not the same in all panels."""
-        varied = {name for name in _WORDS if len({getattr(each, name) for each in self.panels()}) > 1}
+        panels = self.panels()
+        varied = {name for name in _WORDS if len({getattr(each, name) for each in panels}) > 1}
         told = [text.format(getattr(panel, name)) for name, text in _WORDS.items() if name in varied]
         return ", ".join([f"EP {panel.ep_size}", *told])
 
