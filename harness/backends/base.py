@@ -120,6 +120,19 @@ class Description:
     libraries: Mapping[str, str] = field(default_factory=dict)  # name -> version
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractShape:
+    """What the contract's cases are made of, where they are about something else than a shape.
+
+    A backend whose kernels take no such shape names the smallest that they do: otherwise it would be refused every
+    case, and nothing of it checked.
+    """
+
+    hidden: int = 128
+    format_hidden: int = 160  # a partial scale block for fp8, scale rows that need padding for the others
+    slots_multiple: int = 1  # of 1, 2 or 4: what the slots of a rank are a multiple of
+
+
 class Backend(ABC):
     """A baseline on one rank."""
 
@@ -136,6 +149,7 @@ class Backend(ABC):
     reduction: ClassVar[Reduction] = Reduction()
     stable_order: ClassVar[bool] = True
     """Whether the same inputs are received in the same order each time, so that timed outputs can be checked."""
+    contract_shape: ClassVar[ContractShape] = ContractShape()
 
     def __init__(self, options: Mapping[str, Scalar]) -> None:
         """Keep the options; touch nothing else. Unknown options raise `ConfigError` from the loader."""

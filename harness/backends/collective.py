@@ -16,14 +16,11 @@ from epcross.harness.backends.base import Batch, Description, Group, Reduction, 
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
 from epcross.harness.backends.landing import as_received
 from epcross.harness.point import Point
-from epcross.harness.terms import Domain, RowFormat, Sharing
+from epcross.harness.terms import Domain, RowFormat
 from epcross.kernels.formats import padded, row_size
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SHARING_NCCL = (2, 30)
-"""The first NCCL that takes several ranks on one GPU, with NCCL_MULTI_RANK_GPU_ENABLE=1."""
 
 
 class Collective(GpuBackend):
@@ -47,11 +44,7 @@ class Collective(GpuBackend):
     def unsupported(self, point: Point) -> str | None:
         """One launch for all ranks; sums that are not bf16; several ranks on a GPU that the loaded NCCL refuses."""
         problems = vendor.format_problems(self.name, point, dict.fromkeys(RowFormat, 1))
-        loaded = vendor.loaded_nccl().get("nccl", "")
-        if point.sharing is Sharing.PROCESSES and () < vendor.nccl_version(loaded) < SHARING_NCCL:
-            problems.append(
-                f"NCCL {loaded} refuses several ranks on one GPU; 2.30 takes them with NCCL_MULTI_RANK_GPU_ENABLE=1"
-            )
+        problems += vendor.nccl_sharing_problems(point)
         return "; ".join(problems) or None
 
     def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from epcross.harness.backends import vendor
-from epcross.harness.backends.base import Description
+from epcross.harness.backends.base import ContractShape, Description
 from epcross.harness.backends.deepep import REBUILDS, DeepEP
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_bytes, as_received, fold, gather_routing
@@ -38,6 +38,12 @@ def capacity(point: Point, multiple: int = 4) -> int:
     return -(-max(2, point.max_tokens_per_rank) // step) * step
 
 
+def blocks(slots: int, tokens: int, sms: int) -> int:
+    """Of the larger of its two kernels: a block for as many experts as it takes for all to have one; of combine, one
+    for each token if those are more, or for as many tokens (launches of csrc/kernels/internode_ll.cu)."""
+    return max(-(-count // -(-count // sms)) for count in (slots, max(1, tokens)))
+
+
 class DeepEPLowLatency(DeepEP):
     """BF16 rows; dispatch copies what arrived for an expert to tensors of its own."""
 
@@ -45,6 +51,7 @@ class DeepEPLowLatency(DeepEP):
     needs = "Buffer"
     remedy = "make env-deepep_v1 builds its environment"
     weights_by = WeightsBy.COMBINE
+    contract_shape = ContractShape(hidden=HIDDEN[0], format_hidden=HIDDEN[0])
     room_multiple: ClassVar[int] = 4
     """What the rows that an expert has room for are a multiple of."""
     boundary: ClassVar = vendor.boundaries(
@@ -82,6 +89,8 @@ class DeepEPLowLatency(DeepEP):
                 f"{self.name} holds {QUEUE_DEPTH // 2 - 1} tokens per rank, not {self.room(point)}, the room that"
                 f" {point.max_tokens_per_rank} come to"
             )
+        most = blocks(point.placement.num_slots, max(point.tokens), vendor.LEAST_SMS)
+        problems += vendor.crowding_problems(self.name, point, most, "use device=cuda")
         return "; ".join(problems) or None
 
     def room(self, point: Point) -> int:
@@ -209,12 +218,7 @@ class DeepEPLowLatency(DeepEP):
             out.fill_(float("nan"))
 
     def _num_sms(self) -> int:
-        """A block for as many experts as it takes for all to have one; combine, one for each token if those are more,
-        or for as many tokens (launches of csrc/kernels/internode_ll.cu)."""
-        if not (sms := vendor.sm_count()):
-            return 0
-        experts, tokens = (-(-count // -(-count // sms)) for count in (self._slots, max(1, self._tokens)))
-        return max(experts, tokens)
+        return blocks(self._slots, self._tokens, sms) if (sms := vendor.sm_count()) else 0
 
     def describe(self) -> Description:
         """See `Backend`."""

@@ -8,15 +8,23 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from epcross.harness.backends import vendor
-from epcross.harness.backends.base import Description
+from epcross.harness.backends.base import ContractShape, Description
 from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence, tensors_bytes
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_received
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, RowFormat
+from epcross.kernels.formats import row_size
 
 RANKS = (2, 4, 8)
 """Sizes that its kernels for one node are compiled for."""
+
+HALF_ROW_BYTES = 8192 - 8
+"""What a warp of dispatch has room for: half a row, and its barrier (csrc/kernels/intranode.cu)."""
+
+MAX_TOP_K = 32
+MAX_EXPERTS_PER_RANK = 128
+"""Threads of the block that counts, one for each (notify_dispatch of the same file)."""
 
 CHUNK_TOKENS = 256  # received tokens that a queue of the default configuration holds
 BESIDE_ROW_BYTES = 128 * (8 + 4) + 75 * 4  # ids, weights and scales beside each, at the library's own upper limits
@@ -28,6 +36,7 @@ class DeepEPNormal(DeepEPInSequence):
     name = "deepep_normal"
     needs = "Buffer"
     remedy = "make env-deepep_v1 builds its environment"
+    contract_shape = ContractShape(format_hidden=384)  # three scales of fp8
     boundary: ClassVar = vendor.boundaries(
         {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.PACK, Boundary.TRANSFER, Boundary.COPY_OUT},
         {Boundary.PACK, Boundary.TRANSFER, Boundary.REDUCE},
@@ -47,13 +56,28 @@ class DeepEPNormal(DeepEPInSequence):
         )
 
     def unsupported(self, point: Point) -> str | None:
-        """The sizes of groups, and rows of 16-byte vectors; fp8 ones with a scale for each 128 values."""
-        problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 128})
+        """The sizes of groups, rows that travel in two halves of 16-byte vectors, fp8 ones with a scale for each 128
+        values; and ranks on one GPU that do not fit on it together."""
+        problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 16, RowFormat.FP8: 128})
+        row_bytes = row_size(point.dispatch_format, point.model.hidden).row_bytes
+        if row_bytes > 2 * HALF_ROW_BYTES:
+            problems.append(
+                f"{self.name} dispatches rows of up to {2 * HALF_ROW_BYTES} bytes, not {row_bytes}, those of "
+                f"hidden={point.model.hidden} in {point.dispatch_format}"
+            )
+        if point.model.top_k > MAX_TOP_K:
+            problems.append(f"{self.name} takes top_k up to {MAX_TOP_K}, not {point.model.top_k}")
+        if point.experts_per_rank > MAX_EXPERTS_PER_RANK:
+            problems.append(
+                f"{self.name} takes up to {MAX_EXPERTS_PER_RANK} experts per rank, not {point.experts_per_rank}"
+            )
         if point.ep_size not in RANKS:
             problems.append(f"inside a node {self.name} takes {', '.join(map(str, RANKS))} ranks, not {point.ep_size}")
         sms = vendor.integer(self.options["num_sms"])
         if sms < 2 or sms % 2:
             problems.append(f"num_sms={sms} must be even and at least 2")
+        fitting = vendor.LEAST_SMS // point.ep_size // 2 * 2
+        problems += vendor.crowding_problems(self.name, point, sms, f"num_sms={fitting} fits")
         return "; ".join(problems) or None
 
     def workspace_bytes(self, point: Point) -> int:

@@ -9,15 +9,23 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from epcross.harness.backends import vendor
-from epcross.harness.backends.base import Description
+from epcross.harness.backends.base import ContractShape, Description
 from epcross.harness.backends.deepep import REBUILDS, DeepEPInSequence, tensors_bytes
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.backends.landing import as_received
 from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point, Scalar
-from epcross.harness.terms import Boundary, RowFormat
+from epcross.harness.terms import Boundary, RowFormat, Sharing
 from epcross.kernels.formats import row_size
 
+HIDDEN_MULTIPLE = 256
+"""What rows are a multiple of: a warp's 16-byte vectors of bf16 (asserted by impls/combine.cuh of 2.1.0, which does not
+compile for others)."""
+
+MAX_EXPERTS, MAX_EXPERTS_PER_RANK = 2048, 256
+"""What its workspace has room for (common/layout.cuh of 2.1.0)."""
+
+_FORMATS = (RowFormat.BF16, RowFormat.FP8)
 _ALIGN_BYTES = 2 << 20  # buffers are multiples of this
 _DISPATCH_TAKES = (
     *("x", "topk_idx", "topk_weights", "num_experts", "num_max_tokens_per_rank", "num_sms"),
@@ -32,6 +40,7 @@ class DeepEPV2(DeepEPInSequence):
     needs = "ElasticBuffer"
     over = "nccl"  # whose communicator it goes on with
     remedy = "make env-deepep_v2 builds its environment"
+    contract_shape = ContractShape(hidden=HIDDEN_MULTIPLE, format_hidden=HIDDEN_MULTIPLE)
     boundary: ClassVar = vendor.boundaries(
         {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.TRANSFER, Boundary.COPY_OUT},
         {Boundary.TRANSFER, Boundary.REDUCE},
@@ -53,8 +62,9 @@ class DeepEPV2(DeepEPInSequence):
         )
 
     def unsupported(self, point: Point) -> str | None:
-        """bf16 rows, or fp8 ones with a scale for each 128 values; slots that ranks share evenly."""
-        problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 128})
+        """Rows that a warp's 16-byte vectors divide, since combine sends bf16 ones whatever dispatch did; as many
+        experts as its workspace has room for."""
+        problems = vendor.format_problems(self.name, point, dict.fromkeys(_FORMATS, HIDDEN_MULTIPLE))
         if self.options["sm_budget"] not in ("default", "maximum"):
             problems.append(f"sm_budget={self.options['sm_budget']} must be default or maximum")
         problems += vendor.option_problems(self.name, self.options, num_sms=0, timeout_s=1)
@@ -62,6 +72,17 @@ class DeepEPV2(DeepEPInSequence):
             problems.append(f"num_sms={self.options['num_sms']} must be even, or 0 for the library's choice")
         if point.model.top_k > 32:
             problems.append(f"{self.name} takes top_k up to 32, not {point.model.top_k}")
+        if point.placement.num_slots > MAX_EXPERTS:
+            problems.append(f"{self.name} takes up to {MAX_EXPERTS} experts, not {point.placement.num_slots}")
+        if point.experts_per_rank > MAX_EXPERTS_PER_RANK:
+            problems.append(
+                f"{self.name} takes up to {MAX_EXPERTS_PER_RANK} experts per rank, not {point.experts_per_rank}"
+            )
+        if point.sharing is Sharing.PROCESSES:
+            problems.append(
+                f"{self.name} does not come back from its first step between processes on one GPU, seen with DeepEP "
+                "2.1.0 and NCCL 2.30.7 under MPS; use device=cuda"
+            )
         return "; ".join(problems) or None
 
     def workspace_bytes(self, point: Point) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends import vendor
-from epcross.harness.backends.base import Description
+from epcross.harness.backends.base import ContractShape, Description
 from epcross.harness.backends.flashinfer import FORMATS, MAX_RANKS, FlashInfer
 from epcross.harness.backends.gpu import DeviceReceived
 from epcross.harness.errors import EpcrossError
@@ -46,6 +46,7 @@ class FlashInferOneSided(FlashInfer):
     name = "flashinfer_one_sided"
     library = "NVLinkOneSidedAlltoAll"
     boundary = _FENCE
+    contract_shape = ContractShape(format_hidden=512)  # on both transports
 
     def __init__(self, options: Mapping[str, Scalar]) -> None:
         super().__init__(options)

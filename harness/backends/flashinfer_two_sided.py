@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends import vendor
-from epcross.harness.backends.base import Description
+from epcross.harness.backends.base import ContractShape, Description
 from epcross.harness.backends.flashinfer import MAX_RANKS, FlashInfer
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary, RowFormat
@@ -30,6 +30,7 @@ class FlashInferTwoSided(FlashInfer):
 
     name = "flashinfer_two_sided"
     library = "NVLinkTwoSidedAlltoAll"
+    contract_shape = ContractShape(format_hidden=512, slots_multiple=4)
     boundary = vendor.boundaries(
         {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.TRANSFER, Boundary.COPY_OUT},
         {Boundary.TRANSFER, Boundary.COPY_OUT, Boundary.REDUCE},

@@ -1,4 +1,4 @@
-"""NCCL's own expert-parallel library, `nccl.ep` of nccl-extensions: the shared part, and its low-latency algorithm.
+"""What the adapters of NCCL's expert-parallel library share: `nccl.ep` of nccl-extensions.
 
 One handle serves all sets: it takes the routing of a step by `update`, which is inside the window as an engine pays it
 in every step. Both layouts send a token once to each rank with its ids and weights and do not say whose it is, which
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REMEDY = "make env-nccl_ep builds its environment"
-LL_TOP_K = 9
 
 
 class NcclEP(GpuBackend):
@@ -37,6 +36,7 @@ class NcclEP(GpuBackend):
         {Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.PACK, Boundary.TRANSFER, Boundary.COPY_OUT},
         {Boundary.PACK, Boundary.TRANSFER, Boundary.REDUCE},
     )
+    bf16_multiple: ClassVar[int]  # values that rows of bf16 are a multiple of
     algorithm: ClassVar[str]  # a member of the library's Algorithm
     layout: ClassVar[str]  # a member of its Layout
     landed_ids: ClassVar[str]  # the torch type that ids arrive as
@@ -66,8 +66,12 @@ class NcclEP(GpuBackend):
 
     def unsupported(self, point: Point) -> str | None:
         """bf16 rows, and fp8 ones whose scale rows fill 16-byte vectors."""
-        problems = vendor.format_problems(self.name, point, {RowFormat.BF16: 8, RowFormat.FP8: 512})
+        problems = vendor.format_problems(self.name, point, {RowFormat.BF16: self.bf16_multiple, RowFormat.FP8: 512})
         problems += vendor.option_problems(self.name, self.options, max_num_sms=0, timeout_s=1)
+        problems += vendor.nccl_sharing_problems(point)
+        problems += vendor.crowding_problems(
+            self.name, point, vendor.integer(self.options["max_num_sms"]), "max_num_sms=0 has the adapter choose"
+        )
         problems += self.limits(point)
         return "; ".join(problems) or None
 
@@ -79,11 +83,24 @@ class NcclEP(GpuBackend):
     def landing_shape(self, point: Point) -> tuple[int, ...]:
         """Leading dimensions of the receive tensors."""
 
+    def room(self, point: Point) -> int:
+        """Tokens per rank that the library is told."""
+        return max(1, point.max_tokens_per_rank)
+
+    def most_sms(self, point: Point) -> int:
+        """Multiprocessors that the library is told to take at most; 0 has it choose. Its blocks fill one each and wait
+        for those of other ranks, so that ranks on one GPU must share it out."""
+        asked = vendor.integer(self.options["max_num_sms"])
+        if asked or point.sharing is not Sharing.PROCESSES:
+            return asked
+        share = vendor.LEAST_SMS // point.ep_size
+        return min(share, self.default_sms or share)
+
     def workspace_bytes(self, point: Point) -> int:
         """Receive tensors and partials, which are the caller's; what the library stages beside them it does not tell,
         so it is taken to be as much again."""
         size = row_size(point.dispatch_format, point.model.hidden)
-        slots = max(1, point.max_tokens_per_rank) * point.ep_size
+        slots = self.room(point) * point.ep_size
         return 2 * slots * (size.padded_bytes + 2 * point.model.hidden + 12 * point.model.top_k)
 
     def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:
@@ -96,7 +113,7 @@ class NcclEP(GpuBackend):
         self._ep: Any = ep
         self._point, self._rank, self._group = point, shard.rank, group
         self._tokens, self._device = point.tokens[shard.rank], vendor.device()
-        self._most = max(1, point.max_tokens_per_rank)
+        self._most = self.room(point)
         self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, torch.int64)
         self._communicator = get_nccl_comm_from_group(vendor.torch_group(group, "gloo"))
         self._make_tensors(point)
@@ -126,7 +143,7 @@ class NcclEP(GpuBackend):
             # of the throughput algorithm: the worst case, since a size that follows the routing needs the host
             max_recv_tokens_per_rank=self._most * point.ep_size if self.algorithm == "HIGH_THROUGHPUT" else 0,
             max_token_bytes=max(size.padded_bytes, 2 * point.model.hidden),
-            max_num_sms=vendor.integer(self.options["max_num_sms"]),
+            max_num_sms=self.most_sms(point),
             timeout_ns=vendor.integer(self.options["timeout_s"]) * 10**9,
         )
 
@@ -255,7 +272,7 @@ class NcclEP(GpuBackend):
             transport="nvlink, nccl windows",
             algorithm=f"{self.algorithm.lower()}, {self.layout.lower()}",
             workspace_bytes=self._staging_bytes + self._tensor_bytes,
-            num_sms=vendor.integer(self.options["max_num_sms"]) or self.default_sms,
+            num_sms=self.most_sms(self._point) or self.default_sms,
             libraries={
                 "nccl_ep": f"{version}, library {self._ep.get_lib_version()}",
                 "torch": torch.__version__,
@@ -273,36 +290,6 @@ class NcclEP(GpuBackend):
             for each in held:
                 if each is not None:
                     each.destroy()
-
-
-class NcclEPLowLatency(NcclEP):
-    """LL, rows by source rank; the layout that TensorRT-LLM takes."""
-
-    name = "nccl_ep"
-    algorithm, layout, landed_ids = "LOW_LATENCY", "RANK_MAJOR", "int32"
-
-    def limits(self, point: Point) -> list[str]:
-        """See `NcclEP`."""
-        if point.model.top_k > LL_TOP_K:
-            return [f"{self.name} takes top_k up to {LL_TOP_K}, not {point.model.top_k}"]
-        return []
-
-    def landing_shape(self, point: Point) -> tuple[int, ...]:
-        """See `NcclEP`."""
-        return point.ep_size, max(1, point.max_tokens_per_rank)
-
-    def _landing_info(self) -> Any:
-        kind = self._ep.ExpertIdKind.LOCAL
-        return self._ep.LayoutInfo(src_rank_counters=self._counter, recv_topk_idx_kind=kind)
-
-    def _arrived(self) -> "tuple[Tensor, Tensor | None]":
-        import torch
-
-        counts = self._counts.long()
-        source = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-        first = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]])
-        within = torch.arange(len(source), device=counts.device) - first[source]
-        return source * self._most + within, source
 
 
 def stream() -> int:

@@ -76,6 +76,7 @@ class SplitLayer(LayerBackend):
         super().__init_subclass__(**given)
         if "exchange_class" in vars(cls):
             made = cls.exchange_class
+            cls.contract_shape = made.contract_shape
             cls.domains, cls.scopes, cls.graph = made.domains, made.scopes, made.graph
             cls.host_sync, cls.weights_by = made.host_sync, made.weights_by
             cls.boundary = _boundaries(made, before=True, inside=made.quantises)

@@ -15,6 +15,13 @@ from epcross.harness.backends.base import Group
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Phase, RowFormat, Sharing
 
+SHARING_NCCL = (2, 30)
+"""The first NCCL that takes several ranks on one GPU, with NCCL_MULTI_RANK_GPU_ENABLE=1."""
+
+LEAST_SMS = 114
+"""Multiprocessors of the smallest GPU of compute capability 9.0, the H100 for PCIe: what ranks that share a GPU may
+hold together, whichever it is."""
+
 _NCCL = re.compile(r"/libnccl\.so[.\d]*$")
 _NCCL_NAMES_PARTS = 10_000  # a version is 10000 major + 100 minor + patch, since 2.9
 _groups: "WeakKeyDictionary[Group, dict[str, Any]]" = WeakKeyDictionary()
@@ -162,6 +169,25 @@ def format_problems(name: str, point: Point, formats: Mapping[RowFormat, int]) -
     if point.model.top_k > point.placement.num_slots:
         problems.append(f"top_k={point.model.top_k} is above num_slots={point.placement.num_slots}")
     return problems
+
+
+def nccl_sharing_problems(point: Point) -> list[str]:
+    """Whether several ranks on a GPU are too many for the NCCL that is loaded, if any is."""
+    loaded = loaded_nccl().get("nccl", "")
+    if point.sharing is not Sharing.PROCESSES or not () < nccl_version(loaded) < SHARING_NCCL:
+        return []
+    return [f"NCCL {loaded} refuses several ranks on one GPU; 2.30 takes them with NCCL_MULTI_RANK_GPU_ENABLE=1"]
+
+
+def crowding_problems(name: str, point: Point, blocks: int, remedy: str) -> list[str]:
+    """Whether ranks that share a GPU cannot all be on it at once, each with so many blocks that fill a multiprocessor
+    and wait for those of the others: the last to come would never start, and the first never end."""
+    if point.sharing is not Sharing.PROCESSES or blocks * point.ep_size <= LEAST_SMS:
+        return []
+    return [
+        f"{name} has {blocks} blocks of each of {point.ep_size} ranks wait for one another, which are to be on one GPU"
+        f" at once and fill a multiprocessor each, of {LEAST_SMS}; {remedy}"
+    ]
 
 
 def option_problems(name: str, options: Mapping[str, Scalar], **least: int) -> list[str]:

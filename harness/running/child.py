@@ -97,12 +97,16 @@ class Child:
         return f"its process {how}" + (f"; its last words: {words}" if words else f" and wrote nothing to {self.log}")
 
     def last_words(self) -> str:
-        """The last lines it wrote; after a crash of the interpreter the first of its report, which say where."""
+        """The last lines it wrote; after a crash of the interpreter the first of its report, which say where, and where
+        a library ended the process the line before, in which it says why."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(self._log_start)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
             crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
-            return " | ".join(lines[-QUOTED_LINES:] if crash is None else lines[crash : crash + QUOTED_LINES])
+            if crash is None:
+                return " | ".join(lines[-QUOTED_LINES:])
+            begin = max(0, crash - 1) if lines[crash].endswith("Aborted") else crash
+            return " | ".join(lines[begin : crash + QUOTED_LINES])
         return ""
 
     def leave(self, limit_s: float) -> None:

@@ -1,6 +1,6 @@
 """The contract suite: what every backend must do right before anyone times it, as small cases with a name and a reason.
 
-    for case in cases(group.size):
+    for case in cases(group.size, shape=MyBackend.contract_shape):
         if (why := refusal(make, case)) is None:
             problems = run_case(make, case, group)      # on every rank, collectively; empty = passed
 
@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from epcross.harness.backends.base import Backend, Bytes, Description, Group, Int32, Shard
+from epcross.harness.backends.base import Backend, Bytes, ContractShape, Description, Group, Int32, Shard
 from epcross.harness.errors import GroupError
 from epcross.harness.point import Model, Placement, Point, Routing
 from epcross.harness.terms import PlacementKind, Regime, RoutingKind, RowFormat
@@ -28,6 +28,7 @@ from epcross.harness.workload.batches import GroupBatch, assemble, group_batch
 from epcross.harness.workload.placement import Slots, lay_out
 from epcross.harness.workload.tape import Payload
 
+_USUAL = ContractShape()
 SETS = 2
 CHAIN_PAIRS = 5
 _SEED_STRIDE = 1000  # more than the seeds that one visit uses
@@ -61,8 +62,13 @@ class _Broken(Exception):
         self.problems = problems
 
 
-def cases(ep_size: int, backend: str = "contract") -> tuple[Case, ...]:
-    """All cases for a group of `ep_size` ranks. `backend` becomes the points' backend name."""
+def cases(ep_size: int, backend: str = "contract", shape: ContractShape = _USUAL) -> tuple[Case, ...]:
+    """All cases for a group of `ep_size` ranks.
+
+    Args:
+        backend: becomes the points' backend name.
+        shape: the backend's own; names and number of the cases are the same with any.
+    """
 
     def point(
         tokens: int | tuple[int, ...] = 6,
@@ -70,7 +76,7 @@ def cases(ep_size: int, backend: str = "contract") -> tuple[Case, ...]:
         capacity: int | None = None,
         experts_per_rank: int = 4,
         top_k: int = 3,
-        hidden: int = 128,
+        hidden: int = shape.hidden,
         routing: Routing | None = None,
         placement: Placement | None = None,
         dispatch_format: RowFormat = RowFormat.BF16,
@@ -92,7 +98,8 @@ def cases(ep_size: int, backend: str = "contract") -> tuple[Case, ...]:
 
     ragged = tuple((7 * rank + 3) % 11 for rank in range(ep_size))
     none_last = (5,) * (ep_size - 1) + (0,)
-    replicated = Placement(kind=PlacementKind.REPLICATED, num_slots=5 * ep_size)
+    more = 4 + shape.slots_multiple  # slots of a rank
+    replicated = Placement(kind=PlacementKind.REPLICATED, num_slots=more * ep_size)
     hostile = (Payload.ADVERSARIAL, Payload.EXACT)
     found = [
         Case(name="plain", why="the common case; capacity equals tokens", point=point()),
@@ -105,7 +112,7 @@ def cases(ep_size: int, backend: str = "contract") -> tuple[Case, ...]:
         Case(name="masked_rows", why="tokens and a rank that choose nothing", point=point(), ids=_masked_rows),
         Case(name="rotated", why="own and received ids differ strongly", point=point(ragged), ids=_rotated),
         Case(name="every_expert", why="fan-out to all ranks, all slots used", point=point(top_k=4 * ep_size)),
-        Case(name="odd_top_k", why="metadata rows that fill no vector", point=point(top_k=5, experts_per_rank=5)),
+        Case(name="odd_top_k", why="metadata rows that fill no vector", point=point(top_k=5, experts_per_rank=more)),
         Case(name="odd_hidden", why="rows that end inside a vector", point=point(hidden=67)),
         Case(name="tiny_rows", why="rows shorter than a vector", point=point(hidden=4), payloads=(Payload.EXACT,)),
         Case(name="replicated", why="more slots than experts", point=point(placement=replicated)),
@@ -116,12 +123,11 @@ def cases(ep_size: int, backend: str = "contract") -> tuple[Case, ...]:
             Case(name="zero_received_on_a_rank", why="a rank receives nothing", point=point(), ids=_none_to_last),
         ]
     for row_format in RowFormat:
-        # 160 values: a partial scale block for fp8, scale rows that need padding for the others
-        shape = point(hidden=160, dispatch_format=row_format)
+        scaled = point(hidden=shape.format_hidden, dispatch_format=row_format)
         if row_format is not RowFormat.BF16:
-            found.append(Case(name=f"format_{row_format}", why="scale rows travel beside rows", point=shape))
+            found.append(Case(name=f"format_{row_format}", why="scale rows travel beside rows", point=scaled))
         why = "payload words equal to a sentinel, NaN of any payload"
-        found.append(Case(name=f"any_bits_{row_format}", why=why, point=shape, payloads=hostile))
+        found.append(Case(name=f"any_bits_{row_format}", why=why, point=scaled, payloads=hostile))
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from epcross.harness.backends.base import ContractShape
 from epcross.harness.backends.layer import LayerBackend, hidden_point
 from epcross.harness.point import Scalar
 from epcross.harness.terms import BackendKind, RowFormat, WeightFormat
@@ -36,9 +37,11 @@ def suite(
     *,
     compute: str = "",
     compute_options: Sequence[tuple[str, Scalar]] = (),
+    shape: ContractShape | None = None,
 ) -> tuple[Case, ...]:
-    """The cases of a backend of this kind."""
-    plain = cases(ep_size, backend)
+    """The cases of a backend of this kind. `shape` is its own; names and number are the same without."""
+    shape = shape or ContractShape()
+    plain = cases(ep_size, backend, shape)
     if kind is BackendKind.EXCHANGE:
         return plain
     found = []
@@ -48,7 +51,7 @@ def suite(
                 continue
             point = replace(
                 case.point,
-                model=replace(case.point.model, hidden=HIDDEN, intermediate=INTERMEDIATE),
+                model=replace(case.point.model, hidden=max(HIDDEN, shape.hidden), intermediate=INTERMEDIATE),
                 dispatch_format=rows,
                 kind=kind,
                 compute=compute,

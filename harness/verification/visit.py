@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from epcross.harness.backends.base import Backend, Group
+from epcross.harness.backends.base import Backend, ContractShape, Group
 from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.backends.layer import LayerBackend
 from epcross.harness.point import Point
 from epcross.harness.terms import BackendKind, Domain, Sharing
-from epcross.harness.verification.contract import Visit, refusal, run_case
+from epcross.harness.verification.contract import Case, Visit, refusal, run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 from epcross.harness.verification.layer_contract import LayerVisit, suite
 
@@ -35,28 +35,11 @@ def visit_case(
             GPU one of them may hold several ranks.
     """
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    case = next(
-        case
-        for case in suite(
-            BackendKind(request["kind"]),
-            request["ep_size"],
-            request["backend"],
-            compute=request["compute"],
-            compute_options=[(name, value) for name, value in request["compute_options"].items()],
-        )
-        if case.name == request["name"]
-    )
-    # the suite is about what is moved; every domain gets the same points
-    point = replace(
-        case.point,
-        options=tuple(sorted(request["options"].items())),
-        domain=Domain(request["domain"]),
-        sharing=Sharing(request["sharing"]),
-    )
-    case = replace(case, point=point)
+    case = _case(request)
+    case = _case(request, make_backend(case.point).contract_shape)
 
     def make() -> Backend:
-        return make_backend(point)
+        return make_backend(case.point)
 
     # asked together: a rank that goes on alone would wait for the others
     refusals = group.all_gather(json.dumps(refusal(make, case)).encode(), request["timeout_s"])
@@ -67,3 +50,27 @@ def visit_case(
     limit_s, seed = request["timeout_s"], request["seed"]
     problems = run_case(make, case, group, limit_s, seed=seed, report=report, visit_type=visit_type)
     return {"problems": problems}
+
+
+def _case(request: Mapping[str, Any], shape: ContractShape | None = None) -> Case:
+    """The case that is asked for, where and with what it runs."""
+    case = next(
+        case
+        for case in suite(
+            BackendKind(request["kind"]),
+            request["ep_size"],
+            request["backend"],
+            compute=request["compute"],
+            compute_options=[(name, value) for name, value in request["compute_options"].items()],
+            shape=shape,
+        )
+        if case.name == request["name"]
+    )
+    # the suite is about what is moved; every domain gets the same points
+    point = replace(
+        case.point,
+        options=tuple(sorted(request["options"].items())),
+        domain=Domain(request["domain"]),
+        sharing=Sharing(request["sharing"]),
+    )
+    return replace(case, point=point)

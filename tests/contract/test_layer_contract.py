@@ -18,7 +18,7 @@ from epcross.harness.backends.layer_deepep import LayerDeepEPLowLatency, LayerDe
 from epcross.harness.backends.layer_flashinfer import LayerFlashInfer
 from epcross.harness.terms import BackendKind, Domain, Sharing
 from epcross.harness.verification.contract import refusal, run_case
-from epcross.harness.verification.layer_contract import HIDDEN, LayerVisit, suite
+from epcross.harness.verification.layer_contract import LayerVisit, suite
 from epcross.kernels.experts import capability, deepgemm
 from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE, DeepGemm
 from epcross.kernels.experts.quantise import quantise_rows
@@ -33,7 +33,6 @@ INSTALL = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, one_thread):
-    monkeypatch.setattr(deepep_ll, "HIDDEN", (HIDDEN,))
     monkeypatch.setattr(deepep_ll, "MAX_TOP_K", 99)
     monkeypatch.setattr(deepep_normal, "RANKS", (2, 3))
 
@@ -53,7 +52,8 @@ def test_the_stand_in_passes(case):
 
 
 def visited(backend, name, compute=PlainExperts):
-    case = next(c for c in suite(BackendKind.LAYER, 2, backend.name, compute="plain_experts") if c.name == name)
+    layers = suite(BackendKind.LAYER, 2, backend.name, compute="plain_experts", shape=backend.contract_shape)
+    case = next(case for case in layers if case.name == name)
     case = replace(case, point=replace(case.point, domain=Domain.NVLINK))
 
     def make():

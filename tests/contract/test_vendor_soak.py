@@ -62,7 +62,7 @@ class LateWrongRow(FlashInferOneSided):
 
 
 def soak(kind):
-    case = next(case for case in cases(2, kind.name) if case.name == "plain")
+    case = next(case for case in cases(2, kind.name, kind.contract_shape) if case.name == "plain")
     unit = Unit(point=replace(case.point, domain=Domain.NVLINK), launch=0)
     shared, meeting, results = Shared(2), Meeting(2), [None, None]
     stages = [[], []]

@@ -121,6 +121,7 @@ class ElasticBuffer:
         return (recv_x if recv_sf is None else (recv_x, recv_sf)), ids, weights, handle, None
 
     def combine(self, x, handle, topk_weights: Any = None):
+        assert self.hidden % 256 == 0, "NVCC compilation failed"
         count = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
         partials = []
         me = self.group.rank()
@@ -198,6 +199,9 @@ class Buffer:
         assert len(num_tokens_per_rank) == ranks
         per_rank = len(num_tokens_per_expert) // ranks
         rows, scales = _unpack(x)
+        row_bytes = rows.shape[1] * rows.element_size()
+        assert row_bytes % 32 == 0
+        assert row_bytes // 2 + 8 <= 8192
         landed = _land(self.group, _copies(x, topk_idx, topk_weights), per_rank, range)
         top_k = topk_idx.shape[1]
         recv_x = garbage(num_worst_tokens, rows.shape[1], dtype=rows.dtype)

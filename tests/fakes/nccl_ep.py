@@ -86,6 +86,15 @@ class Handle:
         self.ranks, self.me = communicator.size(), communicator.rank()
         self.per_rank = config.num_experts // self.ranks
 
+        most, experts = config.max_dispatch_tokens_per_rank, config.num_experts
+        if layout is Layout.RANK_MAJOR:
+            message_bytes = config.max_token_bytes + config.max_token_bytes // 256 * 4
+            assert most * self.ranks * message_bytes % 16 == 0
+            assert config.max_token_bytes % 1024 == 0, "code 3: it does not compile"
+        else:
+            assert experts % 4 == 0
+            assert most * -(-experts // 8) % 2 == 0, "SIGABRT"
+
     def update(self, topk_idx, *, layout_info: Any = None, stream):
         assert topk_idx.buffer.dtype is torch.int64
         assert (layout_info is None) == (self.layout is Layout.RANK_MAJOR)

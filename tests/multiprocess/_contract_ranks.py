@@ -72,7 +72,7 @@ def _rank(visits: Sequence[tuple[str, str]], address: Address, rank: int, size: 
 def _visit(target: str, wanted: str, group: StoreGroup) -> Iterator[tuple[str, list[str]]]:
     module, _, name = target.partition(":")
     backend = getattr(importlib.import_module(module), name)
-    for case in cases(group.size, backend.name):
+    for case in cases(group.size, backend.name, backend.contract_shape):
         if wanted not in ("*", case.name):
             continue
         case = replace(case, point=replace(case.point, domain=Domain.NVLINK))

@@ -20,12 +20,18 @@ ROOT = Path(__file__).parents[2]
 OWN = """
 import os, signal, time
 from tests.broken_backends import ReferenceBackend
+from epcross.harness.backends.base import ContractShape
 
 class Crashes(ReferenceBackend):
     def combine(self, set_index):
         if self.rank == 1:
             os.kill(os.getpid(), signal.SIGSEGV)
         super().combine(set_index)
+
+class Aborts(ReferenceBackend):
+    def dispatch(self, set_index):
+        os.write(2, b"group.cc:12: num_experts % 4 == 0\\n")
+        os.abort()
 
 class Sleeps(ReferenceBackend):
     def prepare(self, point, shard, group):
@@ -41,6 +47,16 @@ class Refuses(ReferenceBackend):
     def unsupported(self, point):
         return f"hidden={point.model.hidden} is no multiple of 128" if point.model.hidden % 128 else None
 
+class Wide(ReferenceBackend):
+    contract_shape = ContractShape(hidden=256, format_hidden=512)
+    def unsupported(self, point):
+        return f"hidden={point.model.hidden} is no multiple of 256" if point.model.hidden % 256 else None
+
+class WideAndWrong(Wide):
+    def combine(self, set_index):
+        super().combine(set_index)
+        self.sums[:] = 0
+
 class Chooses(ReferenceBackend):
     @classmethod
     def option_defaults(cls):
@@ -53,7 +69,10 @@ class Chooses(ReferenceBackend):
 TARGETS = {
     **{name: f"tests.broken_backends:{name}" for name in ("ReferenceBackend", "Hangs", "OneWrongRow", "EatsAllOnes")},
     **{name: f"tests.broken_backends:{name}" for name in ("RaisesIn_dispatch", "RaisesIn_close", "WeightTwice")},
-    **{name: f"own:{name}" for name in ("Crashes", "Sleeps", "Absent", "Refuses", "Chooses")},
+    **{
+        name: f"own:{name}"
+        for name in ("Crashes", "Aborts", "Sleeps", "Absent", "Refuses", "Wide", "WideAndWrong", "Chooses")
+    },
 }
 
 Check = Callable[..., subprocess.CompletedProcess[str]]
@@ -173,6 +192,23 @@ def test_a_refusal_is_no_failure_and_says_why(check: Check) -> None:
     assert ended.returncode == 1, "nothing passed, so nothing was shown"
     ended = check("backend=Refuses", "case=plain", "seed=7")
     assert ended.returncode == 0
+
+
+def test_what_a_library_says_before_it_ends_the_process_is_told(check: Check) -> None:
+    ended = check("backend=Aborts", "case=plain", "seed=0")
+    assert "killed by SIGABRT; its last words: group.cc:12: num_experts % 4 == 0 | Fatal Python error: Aborted" in (
+        ended.stdout
+    )
+
+
+def test_a_backend_is_checked_at_a_shape_that_it_takes(check: Check) -> None:
+    ended = check("backend=Wide", "seed=0")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.findall(r"^refused +(\w+)", ended.stdout, re.MULTILINE) == ["odd_hidden", "tiny_rows"]
+    assert f"{len(cases(2)) - 2} passed, 2 refused" in ended.stdout
+    ended = check("backend=WideAndWrong", "case=any_bits_nvfp4", "seed=0")
+    assert ended.returncode == 1
+    assert "a wrong combined sum" in ended.stdout
 
 
 def test_a_backend_that_is_absent_here_says_so(check: Check) -> None:

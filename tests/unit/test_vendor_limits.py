@@ -12,8 +12,8 @@ from epcross.harness.backends.deepep_normal import DeepEPNormal
 from epcross.harness.backends.deepep_v2 import DeepEPV2
 from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
 from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
-from epcross.harness.backends.nccl_ep import NcclEPLowLatency
 from epcross.harness.backends.nccl_ep_ht import NcclEPHighThroughput
+from epcross.harness.backends.nccl_ep_ll import NcclEPLowLatency
 from epcross.harness.measuring.unit_rows import described_fields
 from epcross.harness.terms import RowFormat
 
@@ -60,8 +60,8 @@ def test_lamport_takes_longer_rows_than_fence(row_format, least):
     ],
 )
 def test_an_option_out_of_range_is_named_with_its_limit(backend, options, says):
-    assert made(backend).unsupported(small_point()) is None
-    assert says in (made(backend, **options).unsupported(small_point()) or "")
+    assert made(backend).unsupported(small_point(hidden=512)) is None
+    assert says in (made(backend, **options).unsupported(small_point(hidden=512)) or "")
 
 
 @pytest.mark.parametrize(
