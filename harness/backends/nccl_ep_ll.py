@@ -31,7 +31,7 @@ class NcclEPLowLatency(NcclEP):
         """See `NcclEP`. A block has a group of warps for each of its experts, and of all warps together one that
         controls and one for each choice of a token; of combine, one that fetches and one for each 512 values."""
         problems = []
-        sms = self.most_sms(point) or vendor.LEAST_SMS
+        sms = max(1, self.most_sms(point) or vendor.LEAST_SMS)
         groups = -(-point.placement.num_slots // sms)
         if groups > LL_GROUPS:
             return [f"{self.name} takes {LL_GROUPS} experts for each of {sms} SMs, not {point.placement.num_slots}"]

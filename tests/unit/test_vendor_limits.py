@@ -55,7 +55,7 @@ def test_lamport_takes_longer_rows_than_fence(row_format, least):
         (DeepEPV2, {"timeout_s": 0}, "timeout_s=0 must be at least 1"),
         (DeepEPV2, {"num_sms": -2}, "num_sms=-2 must be at least 0"),
         (DeepEPV2, {"num_sms": 7}, "num_sms=7 must be even, or 0 for the library's choice"),
-        (NcclEPLowLatency, {"max_num_sms": -1}, "max_num_sms=-1 must be at least 0"),
+        (NcclEPLowLatency, {"max_num_sms": -9}, "max_num_sms=-9 must be at least 0"),
         (NcclEPHighThroughput, {"timeout_s": -3}, "timeout_s=-3 must be at least 1"),
     ],
 )
