@@ -108,6 +108,10 @@ class Record:
     enqueue_us: float | None = column(
         "What the host takes to enqueue one pair by a graph, in microseconds, the slowest rank's (steady).", since=5
     )
+    graph_pairs: int | None = column(
+        "Pairs of one graph (steady): a millisecond of them, or a tenth where the chain is faster in shorter graphs.",
+        since=5,
+    )
     held: bool | None = column(
         "Whether each graph was timed by itself behind a common start, the GPU being held until it was enqueued: where"
         " the host takes longer to enqueue a pair than the GPU to run it, a chain would time the host.",

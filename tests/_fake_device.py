@@ -13,7 +13,9 @@ class FakeReplay:
     def replay(self) -> None:
         self.device.log.append("replay")
         self.device.advance(self.device.replay_us)
+        begin = self.device.clock()
         self.enqueue()
+        self.device.advance(self.device.long_graph_us(self.device.clock() - begin))
 
 
 class FakeDevice:
@@ -31,6 +33,7 @@ class FakeDevice:
     ) -> None:
         self.clock, self.advance = clock, advance
         self.replay_us, self.stamp_us, self.enqueue_us = replay_us, stamp_us, enqueue_us
+        self.long_graph_us: Callable[[int], float] = lambda lasts_ns: 0.0  # what a graph takes beside its pairs
         self.offset = offset or ClockOffset()
         self.drift_ns = 0  # from one comparison of clocks to the next
         self.log: list[str] = []

@@ -18,36 +18,20 @@ trip and the drift between the two as their uncertainty.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from epcross.harness.backends.base import Group
-from epcross.harness.measuring.device import ClockOffset, Device, KernelSpan, Replay
+from epcross.harness.measuring.cuda_steady import HOLD_US, Graphs, SteadyTimer, run_pair
+from epcross.harness.measuring.device import ClockOffset, Device, KernelSpan
 from epcross.harness.measuring.spans import phase_spans, range_name
 from epcross.harness.measuring.timing import NS_PER_US, Pair, Series
 from epcross.harness.terms import GraphSupport, Phase, Regime
 
-WARM_PAIRS, MOST_PAIRS = 20, 200
-"""Pairs of one steady graph: before their time is known, and at most."""
-
-GRAPH_US = 1000.0
-"""About how long a steady graph lasts: the gap between two replays, of a microsecond or two, is then 0.2 % of one, and
-no graph is longer than an engine's. On two H200s a pair of NCCL's collectives took 67 us in graphs of 200 pairs and 28
-alone; tests/benchmark/gpu_graphs.py measures what the length of a graph does."""
-
 ENTRY_ITERATIONS = 20
-"""Of one graph, for the same reason."""
-
-HOST_SHARE = 0.8
-"""If enqueuing takes a larger share of the time that the GPU takes, a chain of replays may be timing the host. On two
-H200s a pair of NCCL's collectives took 35 us, its kernels 14, and the host as long as the GPU."""
-
-HELD_REPLAYS = 10
+"""Of one graph: no longer than an engine's; see `GRAPH_US` of cuda_steady.py."""
 
 INSTRUMENT_ITERATIONS = 64
-HOLD_US = 300.0
-"""Longer than Python takes to enqueue one pair and its stamps, or a few replays."""
-
 PROFILER_SLOWDOWN = 5.0
 """By how much a profiler may slow the host down, generously."""
 
@@ -59,104 +43,29 @@ Parts = Sequence[tuple[Phase, Callable[[int], None]]]
 """What a pair is made of, in order: a call with the set's number, and what it is called in a trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Steady:
-    """How the last steady series was timed."""
-
-    size: int = WARM_PAIRS  # pairs of a graph
-    replays: int = 1
-    held: bool = False
-    enqueue_us: float = 0.0  # of a graph
-
-
 class CudaTimer:
     """A `Timer` on one GPU of each process; ranks that one launch serves are timed together."""
 
-    graph_pairs = WARM_PAIRS
-
     def __init__(self, device: Device, group: Group, *, graph: GraphSupport) -> None:
         self._device, self._group = device, group
-        self._captures = graph is not GraphSupport.NO
-        self._graphs: dict[tuple[str, int, int], Replay] = {}
-        self._steady = _Steady()
-        self._slower_hosts: dict[int, bool] = {}
-        self._sized = False
+        self._graphs = Graphs(device, group, graph=graph)
+        self._steady = SteadyTimer(self._graphs)
 
     def expect(self, pair_us: float) -> None:
-        """See `Timer`. Sizes the graphs, once: later seeds replay those that are captured."""
-        if not self._sized:
-            self.graph_pairs = max(1, min(MOST_PAIRS, round(GRAPH_US / max(pair_us, 1e-3))))
-            self._sized = True
+        """See `Timer`."""
+        self._steady.expect(pair_us)
+
+    def steady(self, pair: Pair, *, pairs: int, sets: int, name: str = "steady") -> Series:
+        """See `Timer`, and `SteadyTimer.series`."""
+        return self._steady.series(pair, pairs=pairs, sets=sets, name=name)
+
+    def chain(self, pair: Pair, *, pairs: int, sets: int) -> int:
+        """See `SteadyTimer.chain`."""
+        return self._steady.chain(pair, pairs=pairs, sets=sets)
 
     def enqueued(self, regime: Regime) -> str:
         """See `Timer`."""
-        return "graph" if self._captures and regime is not Regime.SPANS else "eager"
-
-    def steady(self, pair: Pair, *, pairs: int, sets: int, name: str = "steady") -> Series:
-        """See `Timer`. A graph is replayed until at least `pairs` have run; `name` tells other pairs' graphs apart."""
-        device = self._device
-        size = -(-min(pairs, self.graph_pairs) // sets) * sets
-        replays = -(-pairs // size)
-        run = self._runner(name, size, sets, lambda: _chain(pair, size, sets))
-        self._line_up()
-        with device.range(f"{name} {replays} x {size} pairs"):
-            # a first replay uploads its graph, which takes the host longer than few pairs take the GPU: without the
-            # hold a short series would time the host
-            device.hold(HOLD_US)
-            run()  # the fill: a whole graph, so that replays are enqueued while the GPU is busy
-            first = device.mark()
-            enqueue_us = device.host_us(run) / size  # behind the fill, so that the queue has room
-            for _ in range(replays - 1):
-                run()
-            last = device.mark()
-            period_us = device.elapsed_us(first, last) / (size * replays)
-            device.synchronize()
-            held = self._captures and self._host_is_slower(size, enqueue_us / max(period_us, 1e-3))
-            if held:
-                replays = min(replays, HELD_REPLAYS)
-                period_us = self._held_us(run, size * enqueue_us, replays) / size
-        self._steady = _Steady(size=size, replays=replays, held=held, enqueue_us=size * enqueue_us)
-        return Series(
-            values_us={Phase.ROUND_TRIP: [period_us]},
-            starts_ns=[0],
-            pairs=size * replays,
-            enqueue_us=enqueue_us if self._captures else None,
-            held=held if self._captures else None,
-        )
-
-    def _host_is_slower(self, size: int, share: float) -> bool:
-        """Whether that is so on any rank. The first series of graphs of a size decides, so that all of a unit are timed
-        alike: its repeats, and what is subtracted from each other. Collective."""
-        if size not in self._slower_hosts:
-            shares = self._group.all_gather(repr(share).encode())
-            self._slower_hosts[size] = max(map(float, shares)) > HOST_SHARE
-        return self._slower_hosts[size]
-
-    def _held_us(self, run: Callable[[], None], enqueue_us: float, replays: int) -> float:
-        """Median time of a replay by itself: all of it is enqueued before any runs, and ranks start together. What the
-        first pair waits for nobody and the last for no next one is spread over all pairs of the graph. Collective."""
-        device, times = self._device, []
-        for _ in range(replays):
-            self._line_up()
-            device.hold(HOLD_US + 2 * enqueue_us)
-            device.line_up(0)
-            first = device.mark()
-            run()
-            times.append(device.elapsed_us(first, device.mark()))
-            device.synchronize()
-        return statistics.median(times)
-
-    def chain(self, pair: Pair, *, pairs: int, sets: int) -> int:
-        """Run at least `pairs` pairs as `steady` does, each set equally often, and wait for them; how many they were.
-        Nothing is timed. Collective."""
-        size = -(-min(pairs, self.graph_pairs) // sets) * sets
-        replays = -(-pairs // size)
-        run = self._runner("steady", size, sets, lambda: _chain(pair, size, sets))
-        self._line_up()
-        for _ in range(replays):
-            run()
-        self._device.synchronize()
-        return size * replays
+        return "graph" if self._graphs.captures and regime is not Regime.SPANS else "eager"
 
     def series(self, regime: Regime, pair: Pair, *, pairs: int, iterations: int, sets: int) -> Series:
         """See `Timer`."""
@@ -174,16 +83,7 @@ class CudaTimer:
         if regime is Regime.SPANS:
             return 0.0
         if regime is Regime.STEADY:
-            last = self._steady
-            run = self._runner("empty", 1, sets, self._device.empty)
-            if last.held:
-                return round(self._held_us(run, last.enqueue_us, last.replays) / last.size, 4)
-            self._device.hold(HOLD_US)
-            run()
-            first = self._device.mark()
-            for _ in range(last.replays):
-                run()
-            return round(self._device.elapsed_us(first, self._device.mark()) / (last.size * last.replays), 4)
+            return self._steady.instrument_us(sets)
         count = INSTRUMENT_ITERATIONS
         stamps = self._stamped("instrument", 2, count, sets, lambda slot, _: self._between(slot, lambda: None))
         return round(statistics.median((b - a) / NS_PER_US for a, b in zip(stamps[::2], stamps[1::2], strict=True)), 4)
@@ -191,7 +91,7 @@ class CudaTimer:
     def replayable(self, name: str, enqueue: Callable[[], None]) -> Callable[[], None]:
         """What runs all that `enqueue` enqueues: its graph, captured when first asked for under this name, if the
         backend can be captured. Until `close`."""
-        return self._runner(name, 1, 1, enqueue)
+        return self._graphs.runner(name, 1, 1, enqueue)
 
     def close(self) -> None:
         """See `Timer`. Graphs hold addresses of the backend's buffers, so they go first."""
@@ -222,7 +122,7 @@ class CudaTimer:
         """Pairs from a common start without stamps inside; `before` is what clocks were compared at, if they were."""
 
         def whole(slot: int, s: int) -> None:
-            self._between(slot, lambda: _pair(pair, s))
+            self._between(slot, lambda: run_pair(pair, s))
 
         before = before or self._device.measure_offset()
         stamps = self._stamped("entry", 2, iterations, sets, whole)
@@ -268,14 +168,14 @@ class CudaTimer:
             return run
 
         hold_us = HOLD_US * pairs
-        self._line_up()
+        self._graphs.line_up()
         device.kernel_spans(held(hold_us))  # the profiler's own start, and kernels that are loaded when first called
-        self._line_up()
+        self._graphs.line_up()
         begin = time.perf_counter()
         enqueue()
         took_us = (time.perf_counter() - begin) * 1e6
         hold_us = max(hold_us, PROFILER_SLOWDOWN * took_us)
-        self._line_up()
+        self._graphs.line_up()
         return device.kernel_spans(held(hold_us)), pairs
 
     def _stamped(
@@ -292,28 +192,19 @@ class CudaTimer:
 
         bounds = [*range(0, iterations, ENTRY_ITERATIONS), iterations]
         runs = [
-            self._runner(f"{name} {first}", last - first, sets, some_of_them(first, last))
+            self._graphs.runner(f"{name} {first}", last - first, sets, some_of_them(first, last))
             for first, last in pairwise(bounds)
         ]
-        self._line_up()
+        self._graphs.line_up()
         with self._device.range(f"{name} {iterations}"):
             for run in (*runs, *runs):
                 run()
             self._device.synchronize()
         return list(self._device.stamps_ns(slots * iterations))
 
-    def _runner(self, name: str, size: int, sets: int, enqueue: Callable[[], None]) -> Callable[[], None]:
-        """Runs what `enqueue` enqueues: by replaying its graph, captured once, or by enqueuing it again."""
-        if not self._captures:
-            return enqueue
-        key = (name, size, sets)
-        if key not in self._graphs:
-            self._graphs[key] = self._device.capture(enqueue)
-        return self._graphs[key].replay
-
     def _start(self, slot: int) -> None:
         self._device.flush_cache()
-        if not self._captures:
+        if not self._graphs.captures:
             self._device.hold(HOLD_US)
         self._device.line_up(slot)
 
@@ -321,22 +212,6 @@ class CudaTimer:
         self._start(slot)
         enqueue()
         self._device.stamp(slot + 1)
-
-    def _line_up(self) -> None:
-        """No rank enqueues a wait for peers that are still capturing or reading."""
-        self._device.synchronize()
-        self._group.barrier()
-
-
-def _pair(pair: Pair, s: int) -> None:
-    pair.dispatch(s)
-    pair.experts(s)
-    pair.combine(s)
-
-
-def _chain(pair: Pair, pairs: int, sets: int) -> None:
-    for i in range(pairs):
-        _pair(pair, i % sets)
 
 
 def _differences_us(begins: list[int], ends: list[int]) -> list[float]:

@@ -41,6 +41,7 @@ def chains_to_bytes(chains: Sequence[Chain]) -> bytes:
                 "starts_ns": c.series.starts_ns,
                 "clock_error_us": c.series.clock_error_us,
                 "enqueue_us": c.series.enqueue_us,
+                "graph_pairs": c.series.graph_pairs,
                 "held": c.series.held,
                 "values_us": {str(phase): values for phase, values in c.series.values_us.items()},
             }
@@ -61,6 +62,7 @@ def chains_from_bytes(data: bytes) -> list[Chain]:
                 pairs=item["pairs"],
                 clock_error_us=item["clock_error_us"],
                 enqueue_us=item["enqueue_us"],
+                graph_pairs=item["graph_pairs"],
                 held=item["held"],
             ),
         )
@@ -128,6 +130,7 @@ def unit_result(
                 chain=head.chain,
                 pairs=head.series.pairs,
                 enqueue_us=_largest([c.series.enqueue_us for c in chains]),
+                graph_pairs=head.series.graph_pairs,
                 held=head.series.held,
                 boundary=join_words(boundary.get(phase, frozenset())),
             )

@@ -62,7 +62,12 @@ def choices(block_t: int, fp8: bool) -> Iterator[Tiles]:
         yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 5}
     else:
         yield {"block_t": block_t, "warps": 8, "per_sm": 1, "stages": 5 if fp8 else 3}
+        yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 5 if fp8 else 3}
+        yield {"block_t": block_t, "warps": 4, "per_sm": 2, "stages": 2}
         yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 4}
+        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 2, "down_stages": 4}
+        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 3, "down_stages": 3}
+        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 1, "down_stages": 7}
     yield {"block_t": block_t, "prefetch": 1024}
     if few:
         yield {"block_t": block_t, "balance": 1}
@@ -70,7 +75,7 @@ def choices(block_t: int, fp8: bool) -> Iterator[Tiles]:
 
 def tried(usual: int) -> set[int]:
     """Numbers of pairs of a tile to try where this one is the default."""
-    return {16, usual} if usual == 32 else {usual}
+    return {usual, usual // 2} if usual > 16 else {usual}
 
 
 def shape_of(ep: int, tokens: int, formats: str) -> ExpertShape:

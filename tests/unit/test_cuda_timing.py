@@ -4,15 +4,8 @@ import pytest
 from tests._fake_device import FakeDevice
 from tests.contract.threads import Shared, ThreadGroup, on_ranks
 
-from epcross.harness.measuring.cuda_timing import (
-    ENTRY_ITERATIONS,
-    GRAPH_US,
-    HOLD_US,
-    MOST_PAIRS,
-    SPAN_PAIRS,
-    WARM_PAIRS,
-    CudaTimer,
-)
+from epcross.harness.measuring.cuda_steady import GRAPH_US, HOLD_US, MOST_PAIRS, WARM_PAIRS
+from epcross.harness.measuring.cuda_timing import ENTRY_ITERATIONS, SPAN_PAIRS, CudaTimer
 from epcross.harness.measuring.device import ClockOffset, KernelSpan
 from epcross.harness.measuring.spans import kernel_spans, phase_spans, range_name
 from epcross.harness.terms import GraphSupport, Phase, Regime
@@ -54,15 +47,49 @@ def parts(*, graph=GraphSupport.YES, clock=None, **costs):
     return CudaTimer(device, ThreadGroup(0, Shared(1)), graph=graph), device, Pair(clock)
 
 
-def test_steady_is_the_time_of_whole_replays_over_their_pairs_without_the_fill():
-    timer, device, pair = parts(replay_us=18.0)
+def settled(**costs):
+    """Once it is known what graphs it takes."""
+    timer, device, pair = parts(**costs)
     timer.expect(5.0)
+    timer.steady(pair, pairs=2, sets=2)
+    device.log.clear()
+    pair.calls.clear()
+    return timer, device, pair
+
+
+def test_steady_is_the_time_of_whole_replays_over_their_pairs_without_the_fill():
+    timer, device, pair = settled(replay_us=18.0)
     series = timer.series(Regime.STEADY, pair, pairs=500, iterations=0, sets=2)
-    assert series.pairs == 600  # three graphs of 200
+    assert (series.pairs, series.graph_pairs) == (600, MOST_PAIRS)
     assert series.values_us == {Phase.ROUND_TRIP: [pytest.approx(9 + 18 / MOST_PAIRS)]}
-    assert device.captured == 1
     assert device.log.count("replay") == 4
     assert pair.calls == [0, 1] * 400  # the fill's too
+
+
+@pytest.mark.parametrize(("extra", "size"), [(2.0, 20), (0.03, MOST_PAIRS)], ids=["twice as long", "a little"])
+def test_short_graphs_are_taken_where_long_ones_are_slower(extra, size):
+    """A graph that is not enqueued whole while the one before it runs."""
+    timer, device, pair = parts()
+    device.long_graph_us = lambda lasts_ns: extra * lasts_ns / 1e3 * (lasts_ns > 0.1 * 9e3 * MOST_PAIRS)
+    timer.expect(5.0)
+    for _ in range(2):
+        series = timer.series(Regime.STEADY, pair, pairs=500, iterations=0, sets=2)
+        assert (series.graph_pairs, series.pairs) == (size, 500 if size == 20 else 600)
+        assert (series.values_us[Phase.ROUND_TRIP][0] > 9) is (size != 20)
+    assert device.captured == 2
+    assert timer.chain(pair, pairs=100, sets=2) == 100
+
+
+def test_all_ranks_take_short_graphs_if_one_needs_them():
+    def rank(group):
+        clock = Clock()
+        device = FakeDevice(clock, advance=clock.advance)
+        device.long_graph_us = lambda lasts_ns: group.rank * lasts_ns / 1e3 * (lasts_ns > 0.1 * 9e3 * MOST_PAIRS)
+        timer = CudaTimer(device, group, graph=GraphSupport.YES)
+        timer.expect(5.0)
+        return timer.series(Regime.STEADY, Pair(clock), pairs=400, iterations=0, sets=2).graph_pairs
+
+    assert on_ranks(2, rank) == [20, 20]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +102,13 @@ def test_a_graph_lasts_about_as_long_whatever_a_pair_takes(pair_us, size):
     timer.series(Regime.STEADY, pair, pairs=WARM_PAIRS, iterations=0, sets=2)
     timer.expect(pair_us)
     timer.expect(GRAPH_US)  # a later seed replays the same graph
-    pair.calls.clear()
     series = timer.series(Regime.STEADY, pair, pairs=1, iterations=0, sets=2)
     assert series.pairs == 2  # no longer than asked for
     pair.calls.clear()
+    device.log.clear()
     timer.series(Regime.STEADY, pair, pairs=size, iterations=0, sets=2)
     assert len(pair.calls) == 2 * size  # fill and one replay
-    assert device.log.count("replay") == 2 + 2 + 2
+    assert device.log.count("replay") == 2
 
 
 def test_entry_is_cut_into_graphs_that_stamp_slots_of_their_own():
