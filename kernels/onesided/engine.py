@@ -12,7 +12,7 @@ from epcross.kernels.onesided.buffers import Transport, Workspaces, gather
 from epcross.kernels.onesided.inputs import Options
 from epcross.kernels.onesided.launch import Arguments, Kernel, Module
 from epcross.kernels.onesided.layout import CALL, FAILURE, LINE_BYTES, Layout, Protocol, exchange_values
-from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase, Step, kernel_names, least_blocks, resident_blocks, step
+from epcross.kernels.onesided.plan import BLOCKS, Phase, Step, kernel_names, least_blocks, resident_blocks, step, usable
 from epcross.kernels.onesided.views import Views
 
 if TYPE_CHECKING:
@@ -40,11 +40,18 @@ class Kernels:
             torch.cuda.current_stream().synchronize()  # makes the context
             properties = torch.cuda.get_device_properties(device)
             self.module = Module(jit.build(jit.architecture(properties.major, properties.minor)))
-            names = {name for protocol in protocols for name in kernel_names(protocol).values()}
-            self.loaded: dict[str, Kernel] = {name: self.module.kernel(name, BLOCK_THREADS) for name in sorted(names)}
+            variants = {
+                name: variant
+                for protocol in protocols
+                for (_, variant), name in kernel_names(protocol).items()
+                if usable(variant, options.local_ranks)
+            }
+            self.loaded: dict[str, Kernel] = {
+                name: self.module.kernel(name, BLOCKS[variant].threads) for name, variant in sorted(variants.items())
+            }
             self.resident = {
                 name: resident_blocks(
-                    kernel.blocks_per_sm(self.shared_bytes),
+                    min(held := kernel.blocks_per_sm(self.shared_bytes), BLOCKS[variants[name]].per_sm or held),
                     properties.multi_processor_count,
                     ranks_per_gpu=options.ranks_per_gpu,
                     dependent=options.programmatic_launch,
@@ -138,6 +145,7 @@ class Engine:
                 shared_bytes=self.kernels.shared_bytes if phase is Phase.DISPATCH else 0,
             )
             for (phase, _), name in kernel_names(protocol).items()
+            if name in self.kernels.loaded
         }
         self._arguments = arguments  # the driver reads from it at every launch
         torch.cuda.synchronize(self.device)

@@ -22,7 +22,7 @@ from epcross.kernels.onesided.crossover import Crossovers
 from epcross.kernels.onesided.engine import Engine, bytes_per_rank
 from epcross.kernels.onesided.inputs import Options, number_problems
 from epcross.kernels.onesided.layout import Protocol
-from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase, workspace_layout
+from epcross.kernels.onesided.plan import Phase, workspace_layout
 from epcross.kernels.onesided.views import Dispatched, Landing
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class OneSidedAllToAll:
                     "name": chosen.kernel,
                     "grid": chosen.grid,
                     "blocks": chosen.blocks,
-                    "threads": BLOCK_THREADS,
+                    "threads": engine.kernels.loaded[chosen.kernel].block,
                     "resident_blocks": resident[chosen.kernel],
                     "registers": usage[chosen.kernel].registers,
                     "spill_bytes": usage[chosen.kernel].spill_bytes,

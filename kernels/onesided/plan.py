@@ -11,17 +11,39 @@ from enum import StrEnum
 
 from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol, Shape, layout
 
-BLOCK_THREADS = 128
-"""At most `EPCROSS_MAX_THREADS` of csrc/kernels.cu."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What a variant's blocks are."""
+
+    per_lane: int  # vectors that a lane moves at a time
+    threads: int = 128  # at most what csrc/kernels.cu bounds the kernel to
+    per_sm: int | None = None  # most that a multiprocessor is given; None: what it holds
+
+    @property
+    def warps(self) -> int:
+        """Of 32 lanes."""
+        return self.threads // LANES
+
+
+ROW = "row"
+"""The variant of Fence whose blocks hold a whole row of 16 KB, one on each multiprocessor."""
 
 PUSH = "push"
 """The variant of Fence's combine that pushes partials; the others pull them."""
 
-PER_LANE = {"narrow": 1, "mid": 2, "wide": 4, PUSH: 4}
-"""Vectors that a lane moves at a time, by variant."""
+BLOCKS = {
+    "narrow": Block(per_lane=1),
+    "mid": Block(per_lane=2),
+    "wide": Block(per_lane=4),
+    ROW: Block(per_lane=4, threads=256, per_sm=1),
+    PUSH: Block(per_lane=4),
+}
+"""Of each variant."""
 
-PUSH_LOCAL_RANKS = 1
-"""Most ranks of a launch that push: where several share a GPU's memory, a pull moves fewer bytes."""
+LONE_LOCAL_RANKS = 1
+"""Most ranks of a launch that take `row` or `push`; others take `wide`. Where several share a GPU, one block on each
+multiprocessor is too few for all of them, and a pull moves fewer bytes than a push."""
 
 VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.SENTINEL: (
@@ -33,14 +55,12 @@ VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.FENCE: (
         (64, "narrow", "narrow"),
         (320, "mid", "narrow"),
-        (30000, "wide", "mid"),
-        (None, "wide", "wide"),  # PUSH in place of the last one has as many tokens pushed back: not measured yet
+        (10000, "wide", "mid"),
+        (None, ROW, ROW),
     ),
 }
 """Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
 warps that move more each beat many: a kernel ends when the stores of every multiprocessor are acknowledged."""
-
-_WARPS = BLOCK_THREADS // LANES
 
 
 class Phase(StrEnum):
@@ -69,16 +89,22 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
     return {
         (phase, variant): f"{protocol}_{phase}_{variant}"
         for phase in Phase
-        for variant in PER_LANE
-        if variant != PUSH or (protocol, phase) == (Protocol.FENCE, Phase.COMBINE)
+        for variant in BLOCKS
+        if protocol is Protocol.FENCE or variant not in (ROW, PUSH)
+        if phase is Phase.COMBINE or variant != PUSH
     }
 
 
 def workspace_layout(protocol: Protocol, shape: Shape, local_ranks: int = 1) -> Layout:
     """The layout of one rank's workspace, with room for pushed partials only where a round may come to push."""
     reached = _rows(protocol, _warps(shape, shape.capacity, local_ranks))
-    room = local_ranks <= PUSH_LOCAL_RANKS and any(back == PUSH for _, _, back in reached)
-    return layout(protocol, shape, -(-shape.partial_vectors // (LANES * PER_LANE[PUSH])) if room else 0)
+    room = usable(PUSH, local_ranks) and any(back == PUSH for _, _, back in reached)
+    return layout(protocol, shape, -(-shape.partial_vectors // (LANES * BLOCKS[PUSH].per_lane)) if room else 0)
+
+
+def usable(variant: str, local_ranks: int) -> bool:
+    """Whether launches for so many ranks may take it."""
+    return local_ranks <= LONE_LOCAL_RANKS or variant not in (ROW, PUSH)
 
 
 def least_blocks(local_ranks: int) -> int:
@@ -108,7 +134,7 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
     room = resident[kernel] // local_ranks
     wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
     halves = at.protocol is Protocol.SENTINEL or variant == PUSH
-    chunk_blocks = min(-(-_chunks(phase, at, variant) // _WARPS), room // 2)
+    chunk_blocks = min(-(-_chunks(phase, at, variant) // BLOCKS[variant].warps), room // 2)
     if halves:
         first = min(peers, room // (2 * chunk_blocks)) if variant == PUSH else 1
         token_blocks = min(wanted, room // (2 * chunk_blocks * first))
@@ -122,9 +148,8 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
 
 def _variant(phase: Phase, at: Layout, tokens: int, local_ranks: int) -> str:
     _, there, back = _rows(at.protocol, _warps(at.shape, tokens, local_ranks))[-1]
-    if phase is Phase.DISPATCH:
-        return there
-    return "wide" if back == PUSH and not at.push_chunks else back
+    variant = there if phase is Phase.DISPATCH else back
+    return variant if usable(variant, local_ranks) and (variant != PUSH or at.push_chunks) else "wide"
 
 
 def _warps(shape: Shape, tokens: int, local_ranks: int) -> int:
@@ -141,7 +166,7 @@ def _rows(protocol: Protocol, warps: int) -> tuple[tuple[int | None, str, str], 
 def _chunks(phase: Phase, at: Layout, variant: str) -> int:
     """Warps that hold all vectors of a row at once. In dispatch none holds vectors of the row and of its tail both;
     Sentinel's combine also arms the records, which may be longer."""
-    shape, width = at.shape, LANES * PER_LANE[variant]
+    shape, width = at.shape, LANES * BLOCKS[variant].per_lane
     if phase is Phase.DISPATCH:
         row = shape.row_bytes // VECTOR_BYTES
         return -(-row // width) + -(-(shape.record_vectors - row) // width)

@@ -204,7 +204,7 @@ def test_flags_of_pushed_partials_are_described(monkeypatch):
     case = cases(4, "x")[0]
     case = replace(case, point=shared(case.point))
     for back in ("wide", PUSH):
-        monkeypatch.setattr(plan, "PUSH_LOCAL_RANKS", 4)
+        monkeypatch.setattr(plan, "LONE_LOCAL_RANKS", 4)
         monkeypatch.setitem(VARIANTS, Protocol.FENCE, ((None, "wide", back),))
         on_ranks(1, lambda group: run_case(lambda: backend(Described), case, group, 30, visit_type=GpuVisit))
     (pulled, _), (pushed, received) = described

@@ -13,13 +13,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
 @pytest.fixture(autouse=True)
-def _push(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests whose parameter `protocol` is "push" have Fence push partials back at any size."""
+def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests whose parameter `protocol` is a form of Fence's have it at any size."""
     call = getattr(request.node, "callspec", None)
-    if call is not None and call.params.get("protocol") == "push":
-        from tests.gpu._rounds import always_push
+    if call is not None and call.params.get("protocol") in ("row", "push"):
+        from tests.gpu._rounds import always
 
-        always_push(monkeypatch)
+        always(call.params["protocol"], monkeypatch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch for CUDA and a GPU")
 
-from tests.gpu._rounds import FORMS, PUSH, Case, make_inputs, play  # noqa: E402
+from tests.gpu._rounds import FORMS, PUSH, ROW, Case, make_inputs, play  # noqa: E402
 
 from epcross.kernels.errors import DoesNotFit, InvalidArguments  # noqa: E402
 from epcross.kernels.formats import RowFormat  # noqa: E402
@@ -176,7 +176,8 @@ def test_rows_of_nothing_but_a_reserved_word(word: int) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_few_blocks_serve_many_tokens(protocol: str, programmatic_launch: bool) -> None:
     case = Case(ep_size=4, capacity=300, hidden=512, protocol=protocol)
-    exchange = case.exchange(num_sms=2, programmatic_launch=programmatic_launch)
+    # larger blocks need more of them for one of each role and rank
+    exchange = case.exchange(num_sms=4 if protocol == ROW else 2, programmatic_launch=programmatic_launch)
     try:
         assert (exchange.describe()["kernels"]["combine"]["name"] == "fence_combine_push") == (protocol == PUSH)
         for kernel in exchange.describe()["kernels"].values():

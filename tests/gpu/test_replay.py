@@ -16,7 +16,7 @@ from epcross.kernels.onesided.crossover import Crossovers, NoCrossover, Setting,
 from epcross.kernels.onesided.plan import Phase  # noqa: E402
 
 from tests.gpu._rounds import FORMS, PUSH, Case, Inputs, Tensor  # noqa: E402  # isort: skip
-from tests.gpu._rounds import always_push, make_inputs, play, same_sums  # noqa: E402  # isort: skip
+from tests.gpu._rounds import always, make_inputs, play, same_sums  # noqa: E402  # isort: skip
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -112,7 +112,7 @@ def test_graphs_of_one_and_eight_tokens_alternate_on_one_workspace(protocol: str
 
 def test_pulled_and_pushed_rounds_take_turns_on_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their size, in graphs that are replayed in any order; both forms give the same bits."""
-    always_push(monkeypatch, above_warps=4 * 4 * 2)  # of 4 ranks, 2 warps a row
+    always(PUSH, monkeypatch, above_warps=4 * 4 * 2)  # of 4 ranks, 2 warps a row
     case = Case(ep_size=4, capacity=8, hidden=512, num_slots=32, top_k=4, protocol=PUSH)
     with opened(case.exchange()) as exchange:
         graphs, used = [], []

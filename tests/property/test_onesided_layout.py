@@ -23,8 +23,9 @@ from epcross.kernels.onesided.layout import (
     layout,
 )
 from epcross.kernels.onesided.plan import (
-    PER_LANE,
+    BLOCKS,
     PUSH,
+    ROW,
     VARIANTS,
     Phase,
     kernel_names,
@@ -59,7 +60,7 @@ forms = st.sampled_from((*Protocol, PUSH))
 
 def chunks_of(shape: Shape) -> int:
     """As fence_combine_push counts them."""
-    return -(-shape.partial_vectors // (LANES * PER_LANE[PUSH]))
+    return -(-shape.partial_vectors // (LANES * BLOCKS[PUSH].per_lane))
 
 
 def arranged(form: str, shape: Shape) -> Layout:
@@ -70,7 +71,7 @@ def arranged(form: str, shape: Shape) -> Layout:
 def pushing(above_warps: int = 0) -> Any:
     """While it is entered, Fence pushes what is above so many warps, whoever shares a launch."""
     rows = ((above_warps, "wide", "mid"), (None, "wide", PUSH)) if above_warps else ((None, "wide", PUSH),)
-    return mock.patch.multiple(plan, VARIANTS={**VARIANTS, Protocol.FENCE: rows}, PUSH_LOCAL_RANKS=72)
+    return mock.patch.multiple(plan, VARIANTS={**VARIANTS, Protocol.FENCE: rows}, LONE_LOCAL_RANKS=72)
 
 
 def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
@@ -155,7 +156,7 @@ def test_there_is_room_for_pushed_partials_only_where_a_round_may_push(
         assert at == (arranged(PUSH, shape) if may else layout(protocol, shape))
         for tokens in {0, shape.capacity // 2, shape.capacity}:
             assert pushes(at, tokens, local_ranks) == (may and tokens * warps_of_row * local_ranks > above_warps)
-        with mock.patch.object(plan, "PUSH_LOCAL_RANKS", local_ranks - 1):  # they share a GPU: nothing is pushed
+        with mock.patch.object(plan, "LONE_LOCAL_RANKS", local_ranks - 1):  # they share a GPU: nothing is pushed
             alone = workspace_layout(protocol, shape, local_ranks)
             assert alone == layout(protocol, shape)
             assert not pushes(alone, shape.capacity, local_ranks)
@@ -285,7 +286,7 @@ def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
         names = kernel_names(protocol)
         resident = dict.fromkeys(names.values(), 792) | {names[Phase.DISPATCH, "narrow"]: 1056}
         at = layout(protocol, shape)
-        one, some, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 8, 512))
+        one, some, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 8, 350))
         assert one.kernel == f"{protocol}_dispatch_narrow"
         assert one.grid == (8, 7, 2)  # 28 warps of a row and one of its tail, by fours; every peer; both roles
         assert some.kernel == f"{protocol}_dispatch_mid"
@@ -295,6 +296,20 @@ def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
         back = step(Phase.COMBINE, at, 8, resident)
         assert back.kernel == f"{protocol}_combine_narrow"
         assert back.grid[0] == (8 if protocol is Protocol.SENTINEL else 7)
+
+
+def test_many_tokens_take_blocks_that_hold_a_row_where_a_gpu_has_one_rank() -> None:
+    """An H200, one such block on each multiprocessor; 28 warps a row."""
+    names = kernel_names(Protocol.FENCE)
+    resident = {name: 132 if variant == ROW else 792 for (_, variant), name in names.items()}
+    for ep_size, peers in ((2, 1), (8, 1)):
+        shape = Shape(ep_size=ep_size, capacity=4096, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
+        at = layout(Protocol.FENCE, shape)
+        for phase in Phase:
+            assert step(phase, at, 357, resident).kernel != f"fence_{phase}_row"
+            assert step(phase, at, 358, resident).kernel == f"fence_{phase}_row"
+            assert step(phase, at, 4096, resident).grid == (1, peers, 132)  # one awaits, the others move rows
+            assert step(phase, at, 4096, resident, local_ranks=2).kernel == f"fence_{phase}_wide"
 
 
 def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_takes_some() -> None:
