@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epcross.kernels.errors import InvalidArguments, WaitExpired
-from epcross.kernels.onesided import jit
+from epcross.kernels.onesided import jit, plan
 from epcross.kernels.onesided.buffers import Transport, Workspaces, gather
 from epcross.kernels.onesided.inputs import Options
 from epcross.kernels.onesided.launch import Arguments, Kernel, Module
 from epcross.kernels.onesided.layout import CALL, FAILURE, LINE_BYTES, Layout, Protocol, exchange_values
-from epcross.kernels.onesided.plan import BLOCKS, Phase, Step, kernel_names, least_blocks, resident_blocks, step, usable
+from epcross.kernels.onesided.plan import Phase, Step, kernel_names, least_blocks, resident_blocks, step, usable
 from epcross.kernels.onesided.views import Views
 
 if TYPE_CHECKING:
@@ -47,11 +47,12 @@ class Kernels:
                 if usable(variant, options.local_ranks)
             }
             self.loaded: dict[str, Kernel] = {
-                name: self.module.kernel(name, BLOCKS[variant].threads) for name, variant in sorted(variants.items())
+                name: self.module.kernel(name, plan.BLOCKS[variant].threads)
+                for name, variant in sorted(variants.items())
             }
             self.resident = {
                 name: resident_blocks(
-                    min(held := kernel.blocks_per_sm(self.shared_bytes), BLOCKS[variants[name]].per_sm or held),
+                    min(held := kernel.blocks_per_sm(self.shared_bytes), plan.BLOCKS[variants[name]].per_sm or held),
                     properties.multi_processor_count,
                     ranks_per_gpu=options.ranks_per_gpu,
                     dependent=options.programmatic_launch,

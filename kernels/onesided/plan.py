@@ -56,7 +56,7 @@ VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
         (64, "narrow", "narrow"),
         (320, "mid", "narrow"),
         (10000, "wide", "mid"),
-        (None, ROW, ROW),
+        (None, ROW, "wide"),
     ),
 }
 """Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
@@ -90,8 +90,7 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
         (phase, variant): f"{protocol}_{phase}_{variant}"
         for phase in Phase
         for variant in BLOCKS
-        if protocol is Protocol.FENCE or variant not in (ROW, PUSH)
-        if phase is Phase.COMBINE or variant != PUSH
+        if variant != PUSH or (protocol, phase) == (Protocol.FENCE, Phase.COMBINE)
     }
 
 

@@ -20,8 +20,8 @@ Tensor = torch.Tensor
 RESERVED = (ARMED_WORD, ESCAPE_WORD, 0xFFFF_FFFF_FFFF_FFFF, 0x7FC0_7FC0_7FC0_7FC0, 0x8000_0000_8000_0000, 0)
 """Words that a protocol over NaN patterns could trip over."""
 
-FORMS = ("fence", ROW, PUSH, "sentinel")
-"""What a case's `protocol` may be: `row` and `push` are Fence, which takes these variants once `always` was called."""
+FORMS = ("fence", "fence_row", "fence_push", "sentinel", "sentinel_row")
+"""What a case's `protocol` may be: protocols, and those that take one variant at any size once `always` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Case:
     @property
     def named(self) -> str:
         """The protocol as an exchange takes it."""
-        return "fence" if self.protocol in (ROW, PUSH) else self.protocol
+        return self.protocol.partition("_")[0]
 
     def exchange(
         self,
@@ -98,18 +98,20 @@ class Inputs:
 
 
 def always(form: str, patch: "pytest.MonkeyPatch | None" = None, *, above_warps: int = 0) -> None:
-    """Have Fence take the variants of `form`, one of `FORMS`, for rounds above so many warps, in exchanges that are
-    made from now on, also where many ranks share a launch; until `patch` is undone. Nothing changes for other forms."""
-    if form not in (ROW, PUSH):
+    """Have the protocol of `form`, one of `FORMS`, take its variant for rounds above so many warps, in exchanges that are
+    made from now on, also where many ranks share a launch; until `patch` is undone. A mere protocol changes nothing."""
+    name, _, variant = form.partition("_")
+    if not variant:
         return
-    rows = plan.VARIANTS[Protocol.FENCE]
+    protocol = Protocol(name)
+    rows = plan.VARIANTS[protocol]
     few = tuple((limit, there, back) for limit, there, back in rows if limit is not None and limit <= above_warps)
     if above_warps:
         few += ((above_warps, "wide", "mid"),)
     later = [(limit, there) for limit, there, _ in rows if limit is None or limit > above_warps]
-    many = tuple((limit, ROW if form == ROW else there, form) for limit, there in later)
+    many = tuple((limit, there if variant == PUSH else variant, variant) for limit, there in later)
     changes = {
-        "VARIANTS": {**plan.VARIANTS, Protocol.FENCE: few + many},
+        "VARIANTS": {**plan.VARIANTS, protocol: few + many},
         "LONE_LOCAL_RANKS": MAX_LOCAL_RANKS,
         "BLOCKS": {**plan.BLOCKS, ROW: replace(plan.BLOCKS[ROW], per_sm=None)},  # or many ranks would find no room
     }

@@ -14,9 +14,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 @pytest.fixture(autouse=True)
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests whose parameter `protocol` is a form of Fence's have it at any size."""
+    """Tests whose parameter `protocol` names a variant have it at any size."""
     call = getattr(request.node, "callspec", None)
-    if call is not None and call.params.get("protocol") in ("row", "push"):
+    if call is not None and "_" in str(call.params.get("protocol")):
         from tests.gpu._rounds import always
 
         always(call.params["protocol"], monkeypatch)

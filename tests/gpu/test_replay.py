@@ -15,7 +15,7 @@ from epcross.kernels.onesided import Dispatched, OneSidedAllToAll  # noqa: E402
 from epcross.kernels.onesided.crossover import Crossovers, NoCrossover, Setting, machine_name  # noqa: E402
 from epcross.kernels.onesided.plan import Phase  # noqa: E402
 
-from tests.gpu._rounds import FORMS, PUSH, Case, Inputs, Tensor  # noqa: E402  # isort: skip
+from tests.gpu._rounds import FORMS, Case, Inputs, Tensor  # noqa: E402  # isort: skip
 from tests.gpu._rounds import always, make_inputs, play, same_sums  # noqa: E402  # isort: skip
 
 pytestmark = pytest.mark.gpu(1)
@@ -112,8 +112,8 @@ def test_graphs_of_one_and_eight_tokens_alternate_on_one_workspace(protocol: str
 
 def test_pulled_and_pushed_rounds_take_turns_on_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their size, in graphs that are replayed in any order; both forms give the same bits."""
-    always(PUSH, monkeypatch, above_warps=4 * 4 * 2)  # of 4 ranks, 2 warps a row
-    case = Case(ep_size=4, capacity=8, hidden=512, num_slots=32, top_k=4, protocol=PUSH)
+    always("fence_push", monkeypatch, above_warps=4 * 4 * 2)  # of 4 ranks, 2 warps a row
+    case = Case(ep_size=4, capacity=8, hidden=512, num_slots=32, top_k=4, protocol="fence_push")
     with opened(case.exchange()) as exchange:
         graphs, used = [], []
         for tokens, rounds in ((4, 1), (5, 1), (1, 3), (8, 2)):
