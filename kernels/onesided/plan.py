@@ -27,7 +27,7 @@ class Block:
 
 
 ROW = "row"
-"""The variant of Fence whose blocks hold a whole row of 16 KB, one on each multiprocessor."""
+"""The variant of Fence's dispatch whose blocks hold a whole row of 16 KB, one on each multiprocessor."""
 
 PUSH = "push"
 """The variant of Fence's combine that pushes partials; the others pull them."""
@@ -37,7 +37,7 @@ BLOCKS = {
     "mid": Block(per_lane=2),
     "wide": Block(per_lane=4),
     ROW: Block(per_lane=4, threads=256, per_sm=1),
-    PUSH: Block(per_lane=4),
+    PUSH: Block(per_lane=4, threads=256),
 }
 """Of each variant."""
 
@@ -70,6 +70,10 @@ class Phase(StrEnum):
     COMBINE = "combine"
 
 
+_ONLY = {ROW: (Protocol.FENCE, Phase.DISPATCH), PUSH: (Protocol.FENCE, Phase.COMBINE)}
+"""Variants that only one protocol has, in one phase."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One launch."""
@@ -90,7 +94,7 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
         (phase, variant): f"{protocol}_{phase}_{variant}"
         for phase in Phase
         for variant in BLOCKS
-        if variant != PUSH or (protocol, phase) == (Protocol.FENCE, Phase.COMBINE)
+        if _ONLY.get(variant, (protocol, phase)) == (protocol, phase)
     }
 
 
@@ -103,7 +107,7 @@ def workspace_layout(protocol: Protocol, shape: Shape, local_ranks: int = 1) -> 
 
 def usable(variant: str, local_ranks: int) -> bool:
     """Whether launches for so many ranks may take it."""
-    return local_ranks <= LONE_LOCAL_RANKS or variant not in (ROW, PUSH)
+    return local_ranks <= LONE_LOCAL_RANKS or variant not in _ONLY
 
 
 def least_blocks(local_ranks: int) -> int:
@@ -133,7 +137,8 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
     room = resident[kernel] // local_ranks
     wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
     halves = at.protocol is Protocol.SENTINEL or variant == PUSH
-    chunk_blocks = min(-(-_chunks(phase, at, variant) // BLOCKS[variant].warps), room // 2)
+    # a row that is pushed has one flag, so one block has all of it
+    chunk_blocks = 1 if variant == PUSH else min(-(-_chunks(phase, at, variant) // BLOCKS[variant].warps), room // 2)
     if halves:
         first = min(peers, room // (2 * chunk_blocks)) if variant == PUSH else 1
         token_blocks = min(wanted, room // (2 * chunk_blocks * first))

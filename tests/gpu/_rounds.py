@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 RESERVED = (ARMED_WORD, ESCAPE_WORD, 0xFFFF_FFFF_FFFF_FFFF, 0x7FC0_7FC0_7FC0_7FC0, 0x8000_0000_8000_0000, 0)
 """Words that a protocol over NaN patterns could trip over."""
 
-FORMS = ("fence", "fence_row", "fence_push", "sentinel", "sentinel_row")
+FORMS = ("fence", "fence_row", "fence_push", "sentinel")
 """What a case's `protocol` may be: protocols, and those that take one variant at any size once `always` was called."""
 
 
@@ -98,8 +98,8 @@ class Inputs:
 
 
 def always(form: str, patch: "pytest.MonkeyPatch | None" = None, *, above_warps: int = 0) -> None:
-    """Have the protocol of `form`, one of `FORMS`, take its variant for rounds above so many warps, in exchanges that are
-    made from now on, also where many ranks share a launch; until `patch` is undone. A mere protocol changes nothing."""
+    """Have the protocol of `form`, one of `FORMS`, take its variant for rounds above so many warps, in exchanges made
+    from now on, also where many ranks share a launch; until `patch` is undone. A mere protocol changes nothing."""
     name, _, variant = form.partition("_")
     if not variant:
         return
@@ -108,8 +108,11 @@ def always(form: str, patch: "pytest.MonkeyPatch | None" = None, *, above_warps:
     few = tuple((limit, there, back) for limit, there, back in rows if limit is not None and limit <= above_warps)
     if above_warps:
         few += ((above_warps, "wide", "mid"),)
-    later = [(limit, there) for limit, there, _ in rows if limit is None or limit > above_warps]
-    many = tuple((limit, there if variant == PUSH else variant, variant) for limit, there in later)
+    many = tuple(
+        (limit, variant if variant == ROW else there, variant if variant == PUSH else back)
+        for limit, there, back in rows
+        if limit is None or limit > above_warps
+    )
     changes = {
         "VARIANTS": {**plan.VARIANTS, protocol: few + many},
         "LONE_LOCAL_RANKS": MAX_LOCAL_RANKS,

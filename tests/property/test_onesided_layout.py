@@ -253,9 +253,8 @@ def test_a_grid_that_pushes_stays_within_what_is_resident_and_takes_everything_o
     assert z % 2 == 0
     assert 1 <= z // 2 <= max(tokens, 1)
     # halves as in place.cuh: chunks by steps of a rank's warps, peers by gridDim.y, tokens by half the layers
-    warps, chunks = 4 * chosen.chunk_blocks, chunks_of(shape)
-    assert warps < chunks + 4, "a block without a chunk"
-    assert items(warps, warps, chunks) == list(range(chunks))
+    assert chosen.chunk_blocks == 1  # a row has one flag, so one block
+    assert items(BLOCKS[PUSH].warps, BLOCKS[PUSH].warps, chunks_of(shape)) == list(range(chunks_of(shape)))
     assert items(y, y, shape.ep_size - 1) == list(range(shape.ep_size - 1))
     # fence_push.cuh: a warp pushes two tokens of a peer at a turn, and adds own tokens by steps of both
     pushed = [t + g * (z // 2) for first in range(z // 2) for t in range(first, tokens, z) for g in range(2)]
@@ -267,16 +266,16 @@ def test_a_grid_that_pushes_stays_within_what_is_resident_and_takes_everything_o
 def test_many_tokens_are_pushed_by_every_peer_first() -> None:
     """H200s: two ranks, and eight."""
     shape = Shape(ep_size=2, capacity=4096, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
-    resident = dict.fromkeys(kernel_names(Protocol.FENCE).values(), 792)
+    resident = dict.fromkeys(kernel_names(Protocol.FENCE).values(), 396)
     with pushing(30_000):
         at = workspace_layout(Protocol.FENCE, shape)
         assert at["returns"].size == at["partials"].size == 2 * 4096 * 14336
         assert at["pushed_flags"].size == 2 * 4096 * 7 * 8
-        assert step(Phase.COMBINE, at, 4096, resident).grid == (2, 1, 2 * 198)
+        assert step(Phase.COMBINE, at, 4096, resident).grid == (1, 1, 2 * 198)
         assert step(Phase.COMBINE, at, 1071, resident).kernel == "fence_combine_mid"  # 28 warps a row
         assert step(Phase.COMBINE, at, 1072, resident).kernel == "fence_combine_push"
         eight = workspace_layout(Protocol.FENCE, replace(shape, ep_size=8))
-        assert step(Phase.COMBINE, eight, 4096, resident).grid == (2, 7, 2 * 28)
+        assert step(Phase.COMBINE, eight, 4096, resident).grid == (1, 7, 2 * 28)
 
 
 def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
@@ -305,11 +304,10 @@ def test_many_tokens_take_blocks_that_hold_a_row_where_a_gpu_has_one_rank() -> N
     for ep_size, peers in ((2, 1), (8, 1)):
         shape = Shape(ep_size=ep_size, capacity=4096, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
         at = layout(Protocol.FENCE, shape)
-        for phase in Phase:
-            assert step(phase, at, 357, resident).kernel != f"fence_{phase}_row"
-            assert step(phase, at, 358, resident).kernel == f"fence_{phase}_row"
-            assert step(phase, at, 4096, resident).grid == (1, peers, 132)  # one awaits, the others move rows
-            assert step(phase, at, 4096, resident, local_ranks=2).kernel == f"fence_{phase}_wide"
+        assert step(Phase.DISPATCH, at, 357, resident).kernel == "fence_dispatch_wide"
+        assert step(Phase.DISPATCH, at, 358, resident).kernel == "fence_dispatch_row"
+        assert step(Phase.DISPATCH, at, 4096, resident).grid == (1, peers, 132)  # one awaits, the others move rows
+        assert step(Phase.DISPATCH, at, 4096, resident, local_ranks=2).kernel == "fence_dispatch_wide"
 
 
 def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_takes_some() -> None:

@@ -1,5 +1,5 @@
 // Fence, and back for many tokens: partials are pushed to the source of their token, since stores cross a link faster than
-// loads. Nothing is armed: each (token, chunk of its row, rank) has a flag of its own at the source, which carries the epoch.
+// loads. Nothing is armed: each (token, rank) has a flag of its own at the source, which carries the epoch.
 //
 // Why words may be used again. `returns` and its flags: a peer pushes in its combine kernel, which began after its dispatch
 // kernel had awaited our dispatch flags of the same round; those we raise in a kernel that began after our combine of the
@@ -11,10 +11,11 @@
 
 namespace epcross {
 
-/// Push the partials of what came from peers, and raise their flags.
+/// Push the partials of what came from peers: a block takes whole rows, kTokens at a time, and raises a flag for each.
 ///
 /// Headers may be those of the next round already: a source sends them once it has all that it awaits from here. Then
-/// nothing is left to push to it, so a header of another epoch counts as one of a token that did not come.
+/// nothing is left to push to it, so a header of another epoch counts as one of a token that did not come. The warps of a
+/// block agree on what came: while a row of this turn has no flag, its source is not done.
 template <int kPerLane, int kTokens>
 EPCROSS_DEVICE void push_partials(const Exchange& x, const Place& p, u64 epoch) {
     constexpr int kHeld = kTokens < 2 ? kTokens : 2;  // tokens whose vectors are in registers at once
@@ -33,11 +34,12 @@ EPCROSS_DEVICE void push_partials(const Exchange& x, const Place& p, u64 epoch) 
             }
             const u32 here = __ballot_sync(kFull, came);
             if (here == 0) continue;
-            for (int chunk = p.chunk; chunk < chunks; chunk += p.chunk_step) {
-                const int first = chunk * kLanes * kPerLane + p.lane;
-                const i64 offset = static_cast<i64>(first) * kVectorBytes;
 #pragma unroll 1
-                for (int base = 0; base < kTokens; base += kHeld) {
+            for (int base = 0; base < kTokens; base += kHeld) {
+#pragma unroll 1
+                for (int chunk = p.chunk; chunk < chunks; chunk += p.chunk_step) {
+                    const int first = chunk * kLanes * kPerLane + p.lane;
+                    const i64 offset = static_cast<i64>(first) * kVectorBytes;
                     Vector v[kHeld][kPerLane];
 #pragma unroll
                     for (int g = 0; g < kHeld; ++g) {
@@ -60,36 +62,33 @@ EPCROSS_DEVICE void push_partials(const Exchange& x, const Place& p, u64 epoch) 
                         }
                     }
                 }
-                // bar.warp.sync orders memory among the lanes, so what all of them stored comes before the release of one;
-                // the same that the awaiting of flags rests on, the other way round. Hazard: a partial added before it
-                // is there.
-                __syncwarp();
-                if (came) {
-                    u8* flags = workspace_of(x, to) + pushed_flags_at(x, looked, chunk, chunks);
-                    store_word_release(flags + p.rank * static_cast<i64>(sizeof(u64)), flag_of(epoch, 1));
-                }
+            }
+            __syncthreads();  // every store of this block to these rows came before
+            if (p.chunk == 0 && came) {
+                // Release: the rows, then their flags. Hazard: a partial added before it is there.
+                u8* flags = workspace_of(x, to) + pushed_flags_at(x, looked);
+                store_word_release(flags + p.rank * static_cast<i64>(sizeof(u64)), flag_of(epoch, 1));
             }
         }
     }
 }
 
-/// By one warp: await the flags of one chunk of an own token, a lane for each rank. They are compared whole: one that was
-/// never raised is 0, which must not pass for an epoch whose lower 52 bits are. False if a wait expired.
-EPCROSS_DEVICE bool await_pushed(const Exchange& x, const Place& p, Patience& patience, i64 flags, RankMask from,
-                                 u64 epoch) {
+/// By one warp: await the flags of an own token, a lane for each rank. They are compared whole: one that was never raised
+/// is 0, which must not pass for an epoch whose lower 52 bits are. False if a wait expired.
+EPCROSS_DEVICE bool await_pushed(const Exchange& x, const Place& p, Patience& patience, int token, RankMask from, u64 epoch) {
     for (int base = 0; base < x.ep; base += kLanes) {
         const int rank = base + p.lane;
-        bool pending = rank != p.rank && from.has(rank);
+        const u8* flag = p.mine + pushed_flags_at(x, token) + rank * static_cast<i64>(sizeof(u64));
+        const bool awaited = rank != p.rank && from.has(rank);
+        bool pending = awaited;
         while (true) {
-            if (pending) {
-                const u64 flag = load_word_acquire(p.mine + flags + rank * static_cast<i64>(sizeof(u64)));
-                pending = flag != flag_of(epoch, 1);
-            }
+            // relaxed: an acquire at every look would empty the cache of whoever else works on this multiprocessor
+            if (pending) pending = load_word(flag) != flag_of(epoch, 1);
             if (!__any_sync(kFull, pending)) break;
             if (!patience.go_on(pending ? rank : -1)) return false;
         }
+        if (awaited) load_word_acquire(flag);  // Acquire: the flag, then what it stands for
     }
-    __syncwarp();  // what one lane acquired holds for all
     return true;
 }
 
@@ -113,15 +112,18 @@ EPCROSS_DEVICE void add_pushed(const Exchange& x, const Place& p, int token, int
     }
 }
 
-/// Await and add what is pushed of the own tokens. One warp then awaits everybody, also those that hold nothing of ours.
+/// Await and add what is pushed of the own tokens, a block a token. One warp then awaits everybody, also those that hold
+/// nothing of ours.
 template <int kPerLane>
 EPCROSS_DEVICE void receive_pushed(const Exchange& x, const Call& call, const Place& p, u64 epoch) {
     Patience patience(x, p, WaitPhase::kCombine, epoch);
     const int chunks = (x.partial_vectors + kLanes * kPerLane - 1) / (kLanes * kPerLane);
     for (int token = p.own_token(); token < call.tokens[p.local]; token += p.own_token_step()) {
         const RankMask from = sent_to(x, p, token);
+        // what one warp acquired holds for the block after the barrier
+        const bool arrived = p.chunk != 0 || await_pushed(x, p, patience, token, from, epoch);
+        if (!__syncthreads_and(arrived)) return;
         for (int chunk = p.chunk; chunk < chunks; chunk += p.chunk_step) {
-            if (!await_pushed(x, p, patience, pushed_flags_at(x, token, chunk, chunks), from, epoch)) return;
             const int first = chunk * kLanes * kPerLane + p.lane;
             Sum sum[kPerLane];
             add_pushed<kPerLane>(x, p, token, first, from, sum);
@@ -133,14 +135,14 @@ EPCROSS_DEVICE void receive_pushed(const Exchange& x, const Call& call, const Pl
     if (p.lane == 0) store_word(&p.control->dispatch_epoch, epoch + 1u);
 }
 
-/// `kTokens` are pushed by a warp before it waits for its stores to be performed.
+/// `kTokens` rows are pushed by a block before their flags wait for the stores to be performed.
 template <int kPerLane, int kTokens>
 EPCROSS_DEVICE void fence_combine_push(const Exchange& x, const Call& call) {
     const Place p = place<Roles::kHalves>(x, call);
     await_kernel_before();
     if (p.alternate) admit_kernel_after();
     const u64 epoch = load_word(&p.control->combine_epoch);
-    if (has_failed(p)) return;
+    if (__syncthreads_or(has_failed(p))) return;  // its warps go on together
     if (p.alternate) {
         receive_pushed<kPerLane>(x, call, p, epoch);
         return;

@@ -14,6 +14,9 @@
 #ifndef EPCROSS_MAX_THREADS
 #define EPCROSS_MAX_THREADS 128
 #endif
+#ifndef EPCROSS_PUSH_BLOCKS
+#define EPCROSS_PUSH_BLOCKS 3
+#endif
 #ifndef EPCROSS_PUSH_TOKENS
 #define EPCROSS_PUSH_TOKENS 2
 #endif
@@ -27,11 +30,9 @@
 EPCROSS_KERNEL(sentinel_dispatch_narrow, EPCROSS_NARROW_BLOCKS, sentinel_dispatch<1>)
 EPCROSS_KERNEL(sentinel_dispatch_mid, EPCROSS_NARROW_BLOCKS, sentinel_dispatch<2>)
 EPCROSS_KERNEL(sentinel_dispatch_wide, EPCROSS_WIDE_BLOCKS, sentinel_dispatch<4>)
-EPCROSS_BOUNDED_KERNEL(sentinel_dispatch_row, 512, 1, sentinel_dispatch<4>)
 EPCROSS_KERNEL(sentinel_combine_narrow, EPCROSS_WIDE_BLOCKS, sentinel_combine<1, 4>)
 EPCROSS_KERNEL(sentinel_combine_mid, EPCROSS_WIDE_BLOCKS, sentinel_combine<2, 2>)
 EPCROSS_KERNEL(sentinel_combine_wide, EPCROSS_WIDE_BLOCKS, sentinel_combine<4, 1>)
-EPCROSS_BOUNDED_KERNEL(sentinel_combine_row, 512, 1, sentinel_combine<4, 1>)
 EPCROSS_KERNEL(fence_dispatch_narrow, EPCROSS_NARROW_BLOCKS, fence_dispatch<1>)
 EPCROSS_KERNEL(fence_dispatch_mid, EPCROSS_NARROW_BLOCKS, fence_dispatch<2>)
 EPCROSS_KERNEL(fence_dispatch_wide, EPCROSS_WIDE_BLOCKS, fence_dispatch<4>)
@@ -39,5 +40,4 @@ EPCROSS_BOUNDED_KERNEL(fence_dispatch_row, 512, 1, fence_dispatch<4>)
 EPCROSS_KERNEL(fence_combine_narrow, EPCROSS_NARROW_BLOCKS, fence_combine<1, 4>)
 EPCROSS_KERNEL(fence_combine_mid, EPCROSS_WIDE_BLOCKS, fence_combine<2, 4>)
 EPCROSS_KERNEL(fence_combine_wide, EPCROSS_WIDE_BLOCKS, fence_combine<4, 2>)
-EPCROSS_BOUNDED_KERNEL(fence_combine_row, 512, 1, fence_combine<4, 2>)
-EPCROSS_BOUNDED_KERNEL(fence_combine_push, 256, 3, fence_combine_push<4, EPCROSS_PUSH_TOKENS>)
+EPCROSS_BOUNDED_KERNEL(fence_combine_push, 256, EPCROSS_PUSH_BLOCKS, fence_combine_push<4, EPCROSS_PUSH_TOKENS>)

@@ -95,9 +95,9 @@ EPCROSS_DEVICE i64 escapes_at(const Exchange& x, int set, int source, int token)
 EPCROSS_DEVICE i64 return_at(const Exchange& x, int from, int token) {
     return x.returns_at + row_index(x, from, token) * x.partial_stride;
 }
-/// Flags of what all ranks push back of one chunk of an own token: `ep` words side by side, so that a warp looks at once.
-EPCROSS_DEVICE i64 pushed_flags_at(const Exchange& x, int token, int chunk, int chunks) {
-    return x.pushed_flags_at + (static_cast<i64>(token) * chunks + chunk) * x.ep * static_cast<i64>(sizeof(u64));
+/// Flags of what all ranks push back of an own token: `ep` words side by side, so that a warp looks at once.
+EPCROSS_DEVICE i64 pushed_flags_at(const Exchange& x, int token) {
+    return x.pushed_flags_at + static_cast<i64>(token) * x.ep * static_cast<i64>(sizeof(u64));
 }
 EPCROSS_DEVICE i64 partial_at(const Exchange& x, int source, int token) {
     return x.partials_at + row_index(x, source, token) * x.partial_stride;
