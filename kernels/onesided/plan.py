@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +29,16 @@ class Block:
 ROW = "row"
 """The variant of Fence's dispatch whose blocks hold a whole row of 16 KB, one on each multiprocessor."""
 
-PUSH = "push"
-"""The variant of Fence's combine that pushes partials; the others pull them."""
-
 BLOCKS = {
     "narrow": Block(per_lane=1),
     "mid": Block(per_lane=2),
     "wide": Block(per_lane=4),
     ROW: Block(per_lane=4, threads=256, per_sm=1),
-    PUSH: Block(per_lane=4, threads=256),
 }
 """Of each variant."""
 
-LONE_LOCAL_RANKS = 1
-"""Most ranks of a launch that take `row` or `push`; others take `wide`. Where several share a GPU, one block on each
-multiprocessor is too few for all of them, and a pull moves fewer bytes than a push."""
+ROW_LOCAL_RANKS = 1
+"""Most ranks of a launch that takes `row`; others take `wide`: one block on each multiprocessor is too few for many."""
 
 VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.SENTINEL: (
@@ -70,10 +65,6 @@ class Phase(StrEnum):
     COMBINE = "combine"
 
 
-_ONLY = {ROW: (Protocol.FENCE, Phase.DISPATCH), PUSH: (Protocol.FENCE, Phase.COMBINE)}
-"""Variants that only one protocol has, in one phase."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One launch."""
@@ -94,20 +85,13 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
         (phase, variant): f"{protocol}_{phase}_{variant}"
         for phase in Phase
         for variant in BLOCKS
-        if _ONLY.get(variant, (protocol, phase)) == (protocol, phase)
+        if variant != ROW or (protocol, phase) == (Protocol.FENCE, Phase.DISPATCH)
     }
-
-
-def workspace_layout(protocol: Protocol, shape: Shape, local_ranks: int = 1) -> Layout:
-    """The layout of one rank's workspace, with room for pushed partials only where a round may come to push."""
-    reached = _rows(protocol, _warps(shape, shape.capacity, local_ranks))
-    room = usable(PUSH, local_ranks) and any(back == PUSH for _, _, back in reached)
-    return layout(protocol, shape, -(-shape.partial_vectors // (LANES * BLOCKS[PUSH].per_lane)) if room else 0)
 
 
 def usable(variant: str, local_ranks: int) -> bool:
     """Whether launches for so many ranks may take it."""
-    return local_ranks <= LONE_LOCAL_RANKS or variant not in _ONLY
+    return variant != ROW or local_ranks <= ROW_LOCAL_RANKS
 
 
 def least_blocks(local_ranks: int) -> int:
@@ -115,16 +99,11 @@ def least_blocks(local_ranks: int) -> int:
     return 2 * local_ranks
 
 
-def pushes(at: Layout, tokens: int, local_ranks: int = 1) -> bool:
-    """Whether partials of a round of so many tokens are pushed with flags of their own, and not pulled."""
-    return _variant(Phase.COMBINE, at, tokens, local_ranks) == PUSH
-
-
 def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], local_ranks: int = 1) -> Step:
     """The launch for `tokens` tokens of the rank that has most.
 
     Room goes to the vectors of a row first, then to tokens, then to peers: blocks for different peers each load a row
-    anew. Partials that are pushed differ from peer to peer, and a sum needs those of all: peers come before tokens.
+    anew.
 
     Args:
         phase: dispatch or combine.
@@ -136,35 +115,23 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
     kernel = kernel_names(at.protocol)[phase, (variant := _variant(phase, at, tokens, local_ranks))]
     room = resident[kernel] // local_ranks
     wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
-    halves = at.protocol is Protocol.SENTINEL or variant == PUSH
-    # a row that is pushed has one flag, so one block has all of it
-    chunk_blocks = 1 if variant == PUSH else min(-(-_chunks(phase, at, variant) // BLOCKS[variant].warps), room // 2)
-    if halves:
-        first = min(peers, room // (2 * chunk_blocks)) if variant == PUSH else 1
-        token_blocks = min(wanted, room // (2 * chunk_blocks * first))
+    sentinel = at.protocol is Protocol.SENTINEL
+    chunk_blocks = min(-(-_chunks(phase, at, variant) // BLOCKS[variant].warps), room // 2)
+    if sentinel:
+        token_blocks = min(wanted, room // (2 * chunk_blocks))
     else:
         chunk_blocks = min(chunk_blocks, MAX_FLAGS)  # every sending block raises a flag of its own
         token_blocks = min(wanted, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
-    depth = 2 * token_blocks if halves else token_blocks + 1
+    depth = 2 * token_blocks if sentinel else token_blocks + 1
     peer_blocks = min(peers, room // (chunk_blocks * depth))
     return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, depth), chunk_blocks=chunk_blocks)
 
 
 def _variant(phase: Phase, at: Layout, tokens: int, local_ranks: int) -> str:
-    _, there, back = _rows(at.protocol, _warps(at.shape, tokens, local_ranks))[-1]
-    variant = there if phase is Phase.DISPATCH else back
-    return variant if usable(variant, local_ranks) and (variant != PUSH or at.push_chunks) else "wide"
-
-
-def _warps(shape: Shape, tokens: int, local_ranks: int) -> int:
-    return tokens * local_ranks * -(-shape.partial_vectors // LANES)
-
-
-def _rows(protocol: Protocol, warps: int) -> tuple[tuple[int | None, str, str], ...]:
-    """Those of `VARIANTS` that serve up to so many warps."""
-    rows = VARIANTS[protocol]
-    last = next(i for i, (limit, _, _) in enumerate(rows) if limit is None or warps <= limit)
-    return rows[: last + 1]
+    warps = tokens * local_ranks * -(-at.shape.partial_vectors // LANES)
+    row = next(row for row in VARIANTS[at.protocol] if row[0] is None or warps <= row[0])
+    variant = row[1] if phase is Phase.DISPATCH else row[2]
+    return variant if usable(variant, local_ranks) else "wide"
 
 
 def _chunks(phase: Phase, at: Layout, variant: str) -> int:

@@ -1,8 +1,8 @@
 """Every variant of the one-sided kernels at every step size: what `VARIANTS` in kernels/onesided/plan.py rests on.
 
     python tests/benchmark/gpu_variants.py [--ep 2] [--tokens 1,8,32,128,512] [--threads 128,256,512] [--one-launch]
-                                           [--protocols sentinel,fence] [--variants wide/wide,row/push]
-                                           [--block row=512x1,push=256x2] [--define EPCROSS_PUSH_TOKENS=1] [--json FILE]
+                                           [--protocols sentinel,fence] [--variants wide/wide,row/wide]
+                                           [--block row=512x1] [--define EPCROSS_WIDE_BLOCKS=4] [--json FILE]
 
 With two GPUs or more and without --one-launch, one rank on each of `--ep` GPUs; otherwise all ranks in one launch on
 one GPU. Prints a table for each protocol and token count, a line for each kind of blocks, and stores all of it as JSON
@@ -70,7 +70,7 @@ def pairs_of(protocol: str, chosen: list[str]) -> list[tuple[str, str]]:
 
 
 def use_blocks(kind: str, given: Sequence[str]) -> None:
-    """Have exchanges made from now on take blocks of a kind: a number of threads, or `row=512x1,push=256x2`."""
+    """Have exchanges made from now on take blocks of a kind: a number of threads, or such as `row=512x1,wide=64x4`."""
     threads = int(kind) if kind.isdecimal() else plan_threads
     plan.BLOCKS.update({name: replace(_blocks[name], threads=threads) for name in BOUNDED})
     plan.BLOCKS.update({name: _blocks[name] for name in _blocks if name not in BOUNDED})
@@ -79,7 +79,7 @@ def use_blocks(kind: str, given: Sequence[str]) -> None:
 
 
 def block_kinds(text: str) -> dict[str, plan.Block]:
-    """Of `row=512x1,push=256x2`."""
+    """Of such as `row=512x1,wide=64x4`."""
     found = {}
     for word in text.split(","):
         name, _, size = word.partition("=")
@@ -155,7 +155,7 @@ def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str
     if not one_launch:
         distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ep)
         group = distributed.group.WORLD
-    plan.LONE_LOCAL_RANKS = MAX_LOCAL_RANKS  # type: ignore[misc]  # in one launch, too
+    plan.ROW_LOCAL_RANKS = MAX_LOCAL_RANKS  # type: ignore[misc]  # in one launch, too
     found: list[dict[str, Any]] = []
     for protocol in words.protocols:
         for tokens in words.tokens:
@@ -241,8 +241,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=numbers, default="1,8,32,128,512", help="tokens of each rank, with commas")
     parser.add_argument("--threads", type=thread_counts, default="128,256,512", help="threads of a block, with commas")
     parser.add_argument("--protocols", type=protocols, default="sentinel,fence", help="with commas")
-    parser.add_argument("--variants", type=variants, default="", help="pairs such as wide/push, with commas; else all")
-    parser.add_argument("--block", type=block_kind, action="append", default=[], help="such as row=512x1,push=256x2")
+    parser.add_argument("--variants", type=variants, default="", help="pairs such as row/wide, with commas; else all")
+    parser.add_argument("--block", type=block_kind, action="append", default=[], help="such as row=512x1")
     parser.add_argument("--define", action="append", type=macro, default=[], metavar="NAME=VALUE", help="a macro")
     parser.add_argument("--one-launch", action="store_true", help="all ranks on the first GPU")
     parser.add_argument("--compile", metavar="ARCH", help="compile only, such as for sm_90a")
@@ -283,7 +283,7 @@ def variants(text: str) -> list[str]:
     found = [word for word in text.split(",") if word]
     known = {"/".join(pair) for protocol in plan.Protocol for pair in pairs_of(protocol, [])}
     if wrong := set(found) - known:
-        raise argparse.ArgumentTypeError(f"{sorted(wrong)[0]} is no pair of variants, such as wide/push")
+        raise argparse.ArgumentTypeError(f"{sorted(wrong)[0]} is no pair of variants, such as row/wide")
     return found
 
 

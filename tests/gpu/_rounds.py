@@ -9,7 +9,7 @@ import torch
 from epcross.kernels.formats import RowFormat, row_size
 from epcross.kernels.onesided import Dispatched, OneSidedAllToAll, plan
 from epcross.kernels.onesided.layout import ARMED_WORD, ESCAPE_WORD, MAX_LOCAL_RANKS, Protocol
-from epcross.kernels.onesided.plan import PUSH, ROW
+from epcross.kernels.onesided.plan import ROW
 
 if TYPE_CHECKING:
     import pytest
@@ -20,8 +20,8 @@ Tensor = torch.Tensor
 RESERVED = (ARMED_WORD, ESCAPE_WORD, 0xFFFF_FFFF_FFFF_FFFF, 0x7FC0_7FC0_7FC0_7FC0, 0x8000_0000_8000_0000, 0)
 """Words that a protocol over NaN patterns could trip over."""
 
-FORMS = ("fence", "fence_row", "fence_push", "sentinel")
-"""What a case's `protocol` may be: protocols, and those that take one variant at any size once `always` was called."""
+FORMS = ("fence", "fence_row", "sentinel")
+"""What a case's `protocol` may be: the protocols, and Fence that takes `row` at any size once `always` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,25 +97,15 @@ class Inputs:
         return total.to(torch.bfloat16)
 
 
-def always(form: str, patch: "pytest.MonkeyPatch | None" = None, *, above_warps: int = 0) -> None:
-    """Have the protocol of `form`, one of `FORMS`, take its variant for rounds above so many warps, in exchanges made
-    from now on, also where many ranks share a launch; until `patch` is undone. A mere protocol changes nothing."""
-    name, _, variant = form.partition("_")
-    if not variant:
+def always(form: str, patch: "pytest.MonkeyPatch | None" = None) -> None:
+    """If `form` is "fence_row", have Fence take `row` at any size in exchanges made from now on, also where many ranks
+    share a launch; until `patch` is undone. A mere protocol changes nothing."""
+    if form != "fence_row":
         return
-    protocol = Protocol(name)
-    rows = plan.VARIANTS[protocol]
-    few = tuple((limit, there, back) for limit, there, back in rows if limit is not None and limit <= above_warps)
-    if above_warps:
-        few += ((above_warps, "wide", "mid"),)
-    many = tuple(
-        (limit, variant if variant == ROW else there, variant if variant == PUSH else back)
-        for limit, there, back in rows
-        if limit is None or limit > above_warps
-    )
+    rows = tuple((limit, ROW, back) for limit, _, back in plan.VARIANTS[Protocol.FENCE])
     changes = {
-        "VARIANTS": {**plan.VARIANTS, protocol: few + many},
-        "LONE_LOCAL_RANKS": MAX_LOCAL_RANKS,
+        "VARIANTS": {**plan.VARIANTS, Protocol.FENCE: rows},
+        "ROW_LOCAL_RANKS": MAX_LOCAL_RANKS,
         "BLOCKS": {**plan.BLOCKS, ROW: replace(plan.BLOCKS[ROW], per_sm=None)},  # or many ranks would find no room
     }
     for name, value in changes.items():

@@ -30,17 +30,15 @@ def test_a_table_has_a_line_for_each_number_of_threads_and_marks_the_least(scrip
     assert [row.split() for row in rows] == [["128", "5.00", "6.25"], ["row=512x1", "4.50*", "-"], ["2.0+2.5"]]
 
 
-def test_every_pair_is_measured_and_pushing_is_fences_alone(script: Any) -> None:
+def test_every_pair_is_measured_and_blocks_that_hold_a_row_are_fences_alone(script: Any) -> None:
     fence, sentinel = (script.pairs_of(protocol, []) for protocol in ("fence", "sentinel"))
-    alone = {(there, back) for there, back in fence if "row" in (there, back) or back == "push"}
-    assert set(fence) - set(sentinel) == alone
-    assert len(alone) == 4 * 4 - 3 * 3
+    assert set(fence) - set(sentinel) == {("row", back) for back in ("narrow", "mid", "wide")}
     assert len(sentinel) == 9
     assert set(sentinel) < set(fence)
-    assert script.pairs_of("fence", script.variants("wide/wide,wide/push")) == [("wide", "wide"), ("wide", "push")]
-    assert script.pairs_of("sentinel", ["wide/push"]) == []
-    with pytest.raises(argparse.ArgumentTypeError, match="push/wide is no pair"):
-        script.variants("wide/push,push/wide")
+    assert script.pairs_of("fence", script.variants("wide/wide,row/wide")) == [("wide", "wide"), ("row", "wide")]
+    assert script.pairs_of("sentinel", ["row/wide"]) == []
+    with pytest.raises(argparse.ArgumentTypeError, match="wide/row is no pair"):
+        script.variants("row/wide,wide/row")
 
 
 def test_threads_are_whole_warps(script: Any) -> None:
@@ -54,9 +52,9 @@ def test_kinds_of_blocks_are_those_of_variants_and_put_back(script: Any, monkeyp
     monkeypatch.setattr(jit, "build", jit.build)
     monkeypatch.setattr(plan, "BLOCKS", dict(plan.BLOCKS))
     before = dict(plan.BLOCKS)
-    script.use_blocks("row=512x1,push=256x2", [])
-    assert [(plan.BLOCKS[name].threads, plan.BLOCKS[name].per_sm) for name in ("row", "push", "wide")] == [
-        (512, 1), (256, 2), (128, None)
+    script.use_blocks("row=512x1,wide=64x4", [])
+    assert [(plan.BLOCKS[name].threads, plan.BLOCKS[name].per_sm) for name in ("row", "wide", "mid")] == [
+        (512, 1), (64, 4), (128, None)
     ]  # fmt: skip
     script.use_blocks("256", [])
     assert plan.BLOCKS["wide"].threads == 256
@@ -77,4 +75,4 @@ def test_larger_blocks_compile_and_at_least_one_fits_on_a_multiprocessor(script:
     own = {v: threads if v in script.BOUNDED else block.threads for v, block in plan.BLOCKS.items()}
     assert all(kernel.registers * own[variants[kernel.name]] <= 65536 for kernel in usage)
     assert script.defines(plan.BLOCKS["wide"].threads) == {}  # the kernels that everybody runs, from the same cache
-    assert script.defines(plan.BLOCKS["wide"].threads, ["EPCROSS_PUSH_TOKENS=4"]) == {"EPCROSS_PUSH_TOKENS": "4"}
+    assert script.defines(plan.BLOCKS["wide"].threads, ["EPCROSS_WIDE_BLOCKS=4"]) == {"EPCROSS_WIDE_BLOCKS": "4"}

@@ -1,7 +1,6 @@
 // Entry points. `narrow` moves one vector a lane, for few tokens; `wide` four, for many, and `row` as well, in blocks that
-// hold a whole row; `push` four the other way round.
+// hold a whole row.
 #include "fence.cuh"
-#include "fence_push.cuh"
 #include "sentinel_combine.cuh"
 #include "sentinel_dispatch.cuh"
 
@@ -13,12 +12,6 @@
 #endif
 #ifndef EPCROSS_MAX_THREADS
 #define EPCROSS_MAX_THREADS 128
-#endif
-#ifndef EPCROSS_PUSH_BLOCKS
-#define EPCROSS_PUSH_BLOCKS 3
-#endif
-#ifndef EPCROSS_PUSH_TOKENS
-#define EPCROSS_PUSH_TOKENS 2
 #endif
 #define EPCROSS_BOUNDED_KERNEL(name, threads, blocks, ...)                                                            \
     extern "C" __global__ void __launch_bounds__(threads, blocks)                                                     \
@@ -40,4 +33,3 @@ EPCROSS_BOUNDED_KERNEL(fence_dispatch_row, 512, 1, fence_dispatch<4>)
 EPCROSS_KERNEL(fence_combine_narrow, EPCROSS_NARROW_BLOCKS, fence_combine<1, 4>)
 EPCROSS_KERNEL(fence_combine_mid, EPCROSS_WIDE_BLOCKS, fence_combine<2, 4>)
 EPCROSS_KERNEL(fence_combine_wide, EPCROSS_WIDE_BLOCKS, fence_combine<4, 2>)
-EPCROSS_BOUNDED_KERNEL(fence_combine_push, 256, EPCROSS_PUSH_BLOCKS, fence_combine_push<4, EPCROSS_PUSH_TOKENS>)
