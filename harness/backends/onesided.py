@@ -15,8 +15,7 @@ from epcross.kernels.formats import RowSize, row_size
 from epcross.kernels.onesided.agreement import protocols_of, shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
 from epcross.kernels.onesided.inputs import Options, option_problems, slot_problems
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, VECTOR_BYTES, Layout, Protocol, Shape
-from epcross.kernels.onesided.plan import pushes, workspace_layout
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, VECTOR_BYTES, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,8 +64,8 @@ class OneSided(GpuBackend):
 
     def workspace_bytes(self, point: Point) -> int:
         """The workspace of one rank. Raises `ValueError` for a shape beyond the limits."""
-        shape, local = _shape(point), point.ep_size if point.sharing is Sharing.ONE_LAUNCH else 1
-        return max(workspace_layout(each, shape, local).total_bytes for each in protocols_of(self.protocol))
+        shape = _shape(point)
+        return max(layout(protocol, shape).total_bytes for protocol in protocols_of(self.protocol))
 
     def prebuild(self) -> None:
         """Compile for the GPU of this machine, exchange and instruments."""
@@ -275,7 +274,7 @@ class OneSided(GpuBackend):
     def _protocol_bytes(self) -> int:
         """What the rank here that writes most does in a round besides rows, scales, ids, weights, partials and sums; of
         set 0."""
-        at = workspace_layout(self._opened().protocol, _shape(self._point), self._local)
+        at = layout(self._opened().protocol, _shape(self._point))
         found = []
         for local, tokens in enumerate(self._counts):
             rank = self._first + local
@@ -285,8 +284,7 @@ class OneSided(GpuBackend):
             if arrived := self._arrived.get(0):  # else, in a layer, nobody asked: as many, on average
                 received = int((arrived[local][0] != rank).sum())
             own = own_bytes(at, tokens=tokens, received=received, returned=returned)
-            pushed = received if pushes(at, max(self._point.tokens), self._local) else 0
-            found.append(sent_bytes(at, tokens=tokens, rows=sum(sent), pushed=pushed) + own)
+            found.append(sent_bytes(at, tokens=tokens, rows=sum(sent)) + own)
         return max(found)
 
     def _of_rank(self, tensor: "Tensor", local: int) -> "Tensor":
@@ -305,7 +303,7 @@ class OneSided(GpuBackend):
 
 
 class OneSidedFence(OneSided):
-    """Throughput: plain vector stores, then flags; combine pulls, or pushes where kernels/onesided/plan.py says so."""
+    """Throughput: plain vector stores, then flags; combine pulls."""
 
     name = "onesided_fence"
     protocol = Protocol.FENCE
@@ -334,15 +332,14 @@ def _shape(point: Point) -> Shape:
     )
 
 
-def sent_bytes(at: Layout, *, tokens: int, rows: int, pushed: int = 0) -> int:
+def sent_bytes(at: Layout, *, tokens: int, rows: int) -> int:
     """What a rank with `tokens` tokens stores to all ranks in a round besides rows, scales, ids, weights and partials,
-    if `rows` go out and `pushed` partials are pushed back by Fence: headers, padding, flags. What is for other ranks
-    crosses the links, and is not in `wire_bytes`."""
+    if `rows` go out: headers, padding, flags. What is for other ranks crosses the links, and is not in `wire_bytes`."""
     shape = at.shape
     headers = 8 * shape.ep_size * max(tokens, 1)  # one for every (token, rank), sent or not; that of token 0 always
     padding = rows * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
     flags = 2 * 8 * shape.ep_size if at.protocol is Protocol.FENCE else 0  # one for each peer and direction, at least
-    return headers + padding + flags + 8 * at.push_chunks * pushed
+    return headers + padding + flags
 
 
 def own_bytes(at: Layout, *, tokens: int, received: int, returned: int) -> int:

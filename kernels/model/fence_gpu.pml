@@ -3,25 +3,17 @@
  * A round is three kernels: dispatch, experts, combine. A block of a dispatch sends some tokens and then raises a flag of
  * its own at every peer; the first flag says how many there are. How many a grid has is the host's affair.
  *
- * Partials are pulled, or with PUSH are pushed, each with a flag of its own; with PUSH and TURNS a round in two pulls.
- *
  * A byte stands for a word; rows and partials name the round they were made for, headers and flags are what a rank
  * really compares.
  */
 
 /* One owner, one peer: flags that the peer raises, slots that it fills, one for each of its tokens, and partials that it
- * pulls. With PUSH a slot also has what the peer returns of the owner's token of that number, and the flag of that. */
+ * pulls. */
 #define COMBINE_FLAG TOKENS /* behind the flags of blocks */
 #define FLAGS (TOKENS + 1)
 #define HEADER PAYLOAD
 #define PARTIAL (PAYLOAD + 1)
-#ifdef PUSH
-#define RETURN (PAYLOAD + 2)
-#define PUSHED (PAYLOAD + 3)
-#define SLOT_WORDS (PAYLOAD + 4)
-#else
 #define SLOT_WORDS (PAYLOAD + 2)
-#endif
 #define PAIR_WORDS (FLAGS + TOKENS * SLOT_WORDS)
 #define WORDS (RANKS * (RANKS - 1) * PAIR_WORDS)
 #define PLACE(owner, peer) (((peer) + RANKS - (owner) - 1) % RANKS)
@@ -38,47 +30,22 @@
 #define RAISED(v, e) ((v) != 0 && ((v) - 1) / 3 == (e))
 #define BLOCKS_IN(v) (((v) - 1) % 3)
 #define HEAD(e, count, present) (1 + ((e) * 3 + (count)) * 2 + (present))
-#ifdef NO_HEADER_EPOCH
-#define IS_OF(v, e) ((v) != 0)
-#else
-#define IS_OF(v, e) ((v) != 0 && ((v) - 1) / 6 == (e))
-#endif
-#define COUNT_IN(v) (((v) - 1) / 2 % 3)
-#define PRESENT_IN(v) (((v) - 1) % 2)
 #define ROW(n, s, t, w) (30 + (((n) * RANKS + (s)) * TOKENS + (t)) * PAYLOAD + (w))
 #define RETURNED(n, from, t) (180 + ((n) * RANKS + (from)) * TOKENS + (t))
 
 /* Release: a block's flag waits for what this block stored, not for other blocks; a combine flag waits for everything,
- * since it is of another kernel than the partials; that of a pushed partial for this partial only. */
+ * since it is of another kernel than the partials. */
 #define IS_FLAG(a) (PART_OF(a) < FLAGS)
 #define TOKEN_OF(a) ((PART_OF(a) - FLAGS) / SLOT_WORDS)
-#define WORD_OF(a) ((PART_OF(a) - FLAGS) % SLOT_WORDS)
-#define OF_BLOCK(flag, value, a) (!IS_FLAG(a) && WORD_OF(a) <= PARTIAL && TOKEN_OF(a) % BLOCKS_IN(value) == PART_OF(flag))
+#define OF_BLOCK(flag, value, a) (!IS_FLAG(a) && TOKEN_OF(a) % BLOCKS_IN(value) == PART_OF(flag))
 #ifdef NO_RELEASE
-#define AFTER_FLAG(r, i, j) 0
+#define AFTER(r, i, j) 0
 #else
-#define AFTER_FLAG(r, i, j) (IS_FLAG(buffer[r].address[i]) && (PART_OF(buffer[r].address[i]) == COMBINE_FLAG || \
-                             OF_BLOCK(buffer[r].address[i], buffer[r].value[i], buffer[r].address[j])))
-#endif
-#if defined(PUSH) && !defined(NO_PUSH_RELEASE)
-#define AFTER(r, i, j) (AFTER_FLAG(r, i, j) || (!IS_FLAG(buffer[r].address[i]) && \
-                        WORD_OF(buffer[r].address[i]) == PUSHED && buffer[r].address[j] == buffer[r].address[i] - 1))
-#else
-#define AFTER(r, i, j) AFTER_FLAG(r, i, j)
+#define AFTER(r, i, j) (IS_FLAG(buffer[r].address[i]) && (PART_OF(buffer[r].address[i]) == COMBINE_FLAG || \
+                        OF_BLOCK(buffer[r].address[i], buffer[r].value[i], buffer[r].address[j])))
 #endif
 
-/* Readers look twice instead, as early and as late as they may: early for a pushed partial is when its flag arrives. */
-#ifdef PUSH
-#define ROUND_OF(v) ((((v) - 1) / 3 + EPOCHS - FIRST_EPOCH) % EPOCHS) /* of a flag: there are no more rounds than epochs */
-inline arriving(r, a, v) {
-    if
-    :: !IS_FLAG(a) && WORD_OF(a) == PUSHED -> assert(mem[(a) - 1] == RETURNED(ROUND_OF(v), r, TOKEN_OF(a)))
-    :: else
-    fi
-}
-#else
-#define arriving(r, a, v) skip
-#endif
+#define arriving(r, a, v) skip /* readers look twice instead, as early and as late as they may */
 
 #include "memory.pml"
 #include "routing.pml"
@@ -253,84 +220,11 @@ inline pull(r, n) {
 #define PARTIALS_THERE(r, n) PARTIALS_OF(r, n, PEER(r, 0))
 #endif
 
-#define COMBINE_PULL(r, n) \
-        d_step { PARTIALS_THERE(r, n) -> printf("@pull %d %d\n", r, n); pull(r, n) }; \
-        d_step { printf("@sum %d %d\n", r, n); pull(r, n); n++ } /* the last look at the partials */
-
-/* --- combine that pushes: senders look at headers, each (peer, token) by itself; receivers add, each by itself too */
-
-#ifdef PUSH
-#ifdef TURNS
-#define PUSHES(n) ((n) & 1)
-#else
-#define PUSHES(n) 1
-#endif
-#define PEER_IN(r, k) PEER(r, (k) / TOKENS) /* k: the two (peer, token) of a rank at either size */
-#define TOKEN_AT(k) ((k) % TOKENS)
-#define HEADER_FROM(r, k) mem[SLOT_AT(r, PEER_IN(r, k), TOKEN_AT(k)) + HEADER]
-#define FIRST_HEADER(r, k) mem[SLOT_AT(r, PEER_IN(r, k), 0) + HEADER]
-#ifdef EARLY_PUSH /* as if it knew without headers */
-#define CAME(r, n, k) SENDS(n, PEER_IN(r, k), TOKEN_AT(k), r)
-#else
-#define CAME(r, n, k) (IS_OF(FIRST_HEADER(r, k), epoch[r]) && TOKEN_AT(k) < COUNT_IN(FIRST_HEADER(r, k)) && \
-                    IS_OF(HEADER_FROM(r, k), epoch[r]) && PRESENT_IN(HEADER_FROM(r, k)))
-#endif
-
-inline push(r, n, k) {
-    if
-    :: CAME(r, n, k) ->
-        assert(SENDS(n, PEER_IN(r, k), TOKEN_AT(k), r)); /* nothing goes back that did not come in this round */
-        base_ = SLOT_AT(PEER_IN(r, k), r, TOKEN_AT(k));
-#ifdef PUSH_FLAG_FIRST
-        store(r, base_ + PUSHED, FLAG(epoch[r], 1));
-        store(r, base_ + RETURN, RETURNED(n, r, TOKEN_AT(k)));
-#else
-        store(r, base_ + RETURN, RETURNED(n, r, TOKEN_AT(k)));
-        store(r, base_ + PUSHED, FLAG(epoch[r], 1));
-#endif
-    :: else
-    fi
-}
-
-#define WENT(r, n, k) SENDS(n, r, TOKEN_AT(k), PEER_IN(r, k))
-#ifdef PUSH_NOT_AWAITED
-#define RETURN_THERE(r, n, k) 1
-#else
-#define RETURN_THERE(r, n, k) (!WENT(r, n, k) || mem[SLOT_AT(r, PEER_IN(r, k), TOKEN_AT(k)) + PUSHED] == FLAG(epoch[r], 1))
-#endif
-
-inline add(r, n, k) {
-    if
-    :: WENT(r, n, k) ->
-        assert(mem[SLOT_AT(r, PEER_IN(r, k), TOKEN_AT(k)) + RETURN] == RETURNED(n, PEER_IN(r, k), TOKEN_AT(k)))
-    :: else
-    fi
-}
-
-/* Halves of the grid. Senders wait for nothing, and look at each header early or late. Receivers look at each partial when
- * its flag arrives, above, and when the kernel ends. */
-#define PUSH_STEP(k) d_step { printf("@push %d %d %d\n", r, PEER_IN(r, k), TOKEN_AT(k)); push(r, n, k); refresh(r) }
-#ifdef EARLY_PUSH
-#define PUSH_ALL(r, n) skip
-#elif RANKS == 2
-#define PUSH_ALL(r, n) if :: PUSH_STEP(0); PUSH_STEP(1) :: PUSH_STEP(1); PUSH_STEP(0) fi
-#else
-#define PUSH_ALL(r, n) PUSH_STEP(0); PUSH_STEP(1) /* to different peers: no header decides about both */
-#endif
-#define COMBINE_PUSH(r, n) \
-    PUSH_ALL(r, n);        \
-    d_step { RETURN_THERE(r, n, 0) && RETURN_THERE(r, n, 1) && PARTIALS_THERE(r, n) -> \
-        printf("@sum %d %d\n", r, n); add(r, n, 0); add(r, n, 1); n++ }
-#endif
-
 proctype Rank(byte r) {
     byte n; /* the round: a ghost, the rank itself knows its epoch only */
     do
     :: n < ROUNDS ->
         d_step { send(r, n); refresh(r) };
-#ifdef EARLY_PUSH /* before the dispatch kernel has ended */
-        d_step { push(r, n, 0); push(r, n, 1); refresh(r) };
-#endif
 #ifdef EARLY_EXPERTS /* a first look, before the dispatch kernel has ended */
         d_step { printf("@read %d %d\n", r, n); read(r, n); write_partials(r, n); refresh(r) };
         d_step { ALL_THERE(r) -> skip };
@@ -353,14 +247,8 @@ proctype Rank(byte r) {
 #endif
             refresh(r)
         };
-#ifdef PUSH
-        if
-        :: PUSHES(n) -> COMBINE_PUSH(r, n)
-        :: else -> COMBINE_PULL(r, n)
-        fi
-#else
-        COMBINE_PULL(r, n)
-#endif
+        d_step { PARTIALS_THERE(r, n) -> printf("@pull %d %d\n", r, n); pull(r, n) };
+        d_step { printf("@sum %d %d\n", r, n); pull(r, n); n++ } /* the last look at the partials */
     :: else -> break
     od
 }

@@ -37,7 +37,7 @@ class Run:
     @property
     def slug(self) -> str:
         """Name of the trace file."""
-        return f"{self.protocol}-{self.name.replace(':', '').replace(' ', '-')}"
+        return f"{self.protocol}-{self.name.replace(' ', '-')}"
 
     def arguments(self) -> list[str]:
         """Options of spin. Epochs have two bits and start with the last one: they wrap after the first round."""
@@ -75,9 +75,6 @@ PROOFS = (
     _three("sentinel_gpu", "strict fences", "STRICT", "ALONE"),
     _two("sentinel_gpu", "all scenarios", "ALONE"),
     _two("sentinel_gpu", "strict fences", "STRICT", "ALONE"),
-    _three("fence_gpu", "push", "PUSH", "ALONE"),
-    _two("fence_gpu", "push", "PUSH", "ALONE"),
-    _two("fence_gpu", "push and pull in turn", "PUSH", "TURNS", "ALONE"),
     _three("fence_gpu", "all scenarios", "FULL", "ALONE"),
     _two("fence_gpu", "all scenarios", "ALONE"),
 )
@@ -86,7 +83,6 @@ PROOFS = (
 LONG = (
     _three("sentinel", "every token to all", "FULL", "FIRST_SCENARIO=3"),
     _two("sentinel", "no reduction, all", "LITERAL", payload=1),
-    _three("fence_gpu", "push, every token to all", "PUSH", "FULL", "ALONE"),
 )
 """Minutes, and 1.6 GB: only on demand."""
 
@@ -124,10 +120,4 @@ FAULTS = (
     _fault("fence_gpu", "combine does not wait", Verdict.WRONG, "EARLY_COMBINE"),
     _fault("fence_gpu", "epoch not advanced", Verdict.WRONG, "EPOCH_STUCK"),
     _fault("fence_gpu", "idle ranks not awaited", Verdict.WRONG, "SKIP_IDLE"),
-    _fault("fence_gpu", "push: no release", Verdict.WRONG, "PUSH", "NO_PUSH_RELEASE"),
-    _fault("fence_gpu", "push: flag before data", Verdict.WRONG, "PUSH", "PUSH_FLAG_FIRST"),
-    _fault("fence_gpu", "push: flag not awaited", Verdict.WRONG, "PUSH", "PUSH_NOT_AWAITED"),
-    _fault("fence_gpu", "push: header without epoch", Verdict.WRONG, "PUSH", "NO_HEADER_EPOCH"),
-    _fault("fence_gpu", "push: dispatch not awaited", Verdict.WRONG, "PUSH", "EARLY_PUSH"),
-    _fault("fence_gpu", "push: idle ranks not awaited", Verdict.WRONG, "PUSH", "SKIP_IDLE"),
 )

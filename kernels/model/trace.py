@@ -11,7 +11,6 @@ STEPS = {
     "read": "rank {0} reads the rows of round {1}",
     "combine": "rank {0} has read its rows and begins the combine of round {1}",
     "pull": "rank {0} pulls the partials of round {1}",
-    "push": "rank {0} looks whether token {2} of rank {1} came, and pushes its partial if so",
     "sum": "rank {0} has the partials of round {1}",
     "settle": "rank {0}'s stores to its own words are in memory, its release fence is passed",
 }
@@ -69,8 +68,7 @@ def _pair(run: Run) -> _Pair:
             return _Pair(before=("count",), slot=("header", "bitmap", "partial"), sets=2)
         case "fence_gpu":
             flags = tuple(f"flag of block {block}" for block in tokens)
-            pushed = ("return", "push flag") if "PUSH" in run.defines else ()
-            return _Pair(before=(*flags, "combine flag"), slot=("header", "partial", *pushed), sets=1)
+            return _Pair(before=(*flags, "combine flag"), slot=("header", "partial"), sets=1)
         case _:
             return _Pair(slot=("header", "bitmap"), sets=2, after=tuple(f"return of token {token}" for token in tokens))
 
@@ -102,6 +100,6 @@ def _value(run: Run, kind: str, value: int) -> str:
         if kind == "header" and value:
             epoch, rest = divmod(value - 1, 6)
             return f"epoch {epoch}, {rest // 2} token(s), {'this one too' if rest % 2 else 'not this one'}"
-        if kind in ("flag", "push flag") and value:
+        if kind == "flag" and value:
             return f"epoch {(value - 1) // 3}, {(value - 1) % 3} flag(s)"
     return known.get(value, f"value {value}")

@@ -20,8 +20,7 @@ from epcross.kernels.onesided.inputs import (
     slot_problems,
     slot_ranks,
 )
-from epcross.kernels.onesided.layout import VECTOR_BYTES, Layout, Protocol, Shape
-from epcross.kernels.onesided.plan import workspace_layout
+from epcross.kernels.onesided.layout import VECTOR_BYTES, Layout, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +144,7 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
     try:
         protocols = protocols_of(request.protocol)
         if shape is not None:
-            layouts = {each: workspace_layout(each, shape, local_ranks) for each in protocols}
+            layouts = {protocol: layout(protocol, shape) for protocol in protocols}
         if not problems:
             kernels = Kernels(device, protocols, len(ranks), options)
     except (ValueError, EpcrossError, RuntimeError) as error:  # RuntimeError: torch's, of a GPU that cannot be used

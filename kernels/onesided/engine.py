@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epcross.kernels.errors import InvalidArguments, WaitExpired
-from epcross.kernels.onesided import jit
+from epcross.kernels.onesided import jit, plan
 from epcross.kernels.onesided.buffers import Transport, Workspaces, gather
 from epcross.kernels.onesided.inputs import Options
 from epcross.kernels.onesided.launch import Arguments, Kernel, Module
 from epcross.kernels.onesided.layout import CALL, FAILURE, LINE_BYTES, Layout, Protocol, exchange_values
-from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase, Step, kernel_names, least_blocks, resident_blocks, step
+from epcross.kernels.onesided.plan import Phase, Step, kernel_names, least_blocks, resident_blocks, step, usable
 from epcross.kernels.onesided.views import Views
 
 if TYPE_CHECKING:
@@ -40,15 +40,25 @@ class Kernels:
             torch.cuda.current_stream().synchronize()  # makes the context
             properties = torch.cuda.get_device_properties(device)
             self.module = Module(jit.build(jit.architecture(properties.major, properties.minor)))
-            names = {name for protocol in protocols for name in kernel_names(protocol).values()}
-            self.loaded: dict[str, Kernel] = {name: self.module.kernel(name, BLOCK_THREADS) for name in sorted(names)}
+            variants = {
+                name: variant
+                for protocol in protocols
+                for (_, variant), name in kernel_names(protocol).items()
+                if usable(variant, options.local_ranks * options.ranks_per_gpu)
+            }
+            self.loaded: dict[str, Kernel] = {
+                name: self.module.kernel(name, plan.BLOCKS[variant].threads)
+                for name, variant in sorted(variants.items())
+            }
+            sms = properties.multi_processor_count
             self.resident = {
                 name: resident_blocks(
                     kernel.blocks_per_sm(self.shared_bytes),
-                    properties.multi_processor_count,
+                    sms,
                     ranks_per_gpu=options.ranks_per_gpu,
                     dependent=options.programmatic_launch,
                     num_sms=options.num_sms,
+                    most=(per_sm := plan.BLOCKS[variants[name]].per_sm) and per_sm * sms,
                 )
                 for name, kernel in self.loaded.items()
             }
@@ -138,6 +148,7 @@ class Engine:
                 shared_bytes=self.kernels.shared_bytes if phase is Phase.DISPATCH else 0,
             )
             for (phase, _), name in kernel_names(protocol).items()
+            if name in self.kernels.loaded
         }
         self._arguments = arguments  # the driver reads from it at every launch
         torch.cuda.synchronize(self.device)

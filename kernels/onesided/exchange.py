@@ -20,9 +20,9 @@ from epcross.kernels.onesided import jit
 from epcross.kernels.onesided.agreement import AUTO, Request, agree, protocols_of, shape_of
 from epcross.kernels.onesided.crossover import Crossovers
 from epcross.kernels.onesided.engine import Engine, bytes_per_rank
-from epcross.kernels.onesided.inputs import Options, number_problems
-from epcross.kernels.onesided.layout import Protocol
-from epcross.kernels.onesided.plan import BLOCK_THREADS, Phase, workspace_layout
+from epcross.kernels.onesided.inputs import Options
+from epcross.kernels.onesided.layout import Protocol, layout
+from epcross.kernels.onesided.plan import Phase
 from epcross.kernels.onesided.views import Dispatched, Landing
 
 if TYPE_CHECKING:
@@ -253,18 +253,9 @@ class OneSidedAllToAll:
 
     @staticmethod
     def workspace_bytes(
-        *,
-        ep_size: int,
-        max_tokens_per_rank: int,
-        top_k: int,
-        hidden: int,
-        dispatch_format: str = "bf16",
-        protocol: str,
-        local_ranks: int = 1,
+        *, ep_size: int, max_tokens_per_rank: int, top_k: int, hidden: int, dispatch_format: str = "bf16", protocol: str
     ) -> int:
         """Bytes that one rank's workspace takes. Raises `ValueError`, naming every value that is out of range."""
-        if problems := number_problems({"local_ranks": local_ranks}):
-            raise ValueError(problems[0])
         shape = shape_of(
             ep_size=ep_size,
             max_tokens_per_rank=max_tokens_per_rank,
@@ -272,7 +263,7 @@ class OneSidedAllToAll:
             hidden=hidden,
             dispatch_format=dispatch_format,
         )
-        return bytes_per_rank({each: workspace_layout(each, shape, local_ranks) for each in protocols_of(protocol)})
+        return bytes_per_rank({each: layout(each, shape) for each in protocols_of(protocol)})
 
     def describe(self) -> dict[str, Any]:
         """What runs: protocol, transport, the kernels of the last grid with their registers, and the sources' hash."""
@@ -291,7 +282,7 @@ class OneSidedAllToAll:
                     "name": chosen.kernel,
                     "grid": chosen.grid,
                     "blocks": chosen.blocks,
-                    "threads": BLOCK_THREADS,
+                    "threads": engine.kernels.loaded[chosen.kernel].block,
                     "resident_blocks": resident[chosen.kernel],
                     "registers": usage[chosen.kernel].registers,
                     "spill_bytes": usage[chosen.kernel].spill_bytes,

@@ -128,7 +128,6 @@ class Layout:
     record_stride: int
     partial_stride: int
     escape_stride: int
-    push_chunks: int  # flags of a partial that is pushed back; 0: there is no room for any
     regions: tuple[Region, ...]
     total_bytes: int
 
@@ -148,15 +147,8 @@ class Layout:
         return tuple(r for r in self.regions if self.protocol is Protocol.SENTINEL and r.name in names)
 
 
-def layout(protocol: Protocol, shape: Shape, push_chunks: int = 0) -> Layout:
-    """The layout of one rank's workspace; every rank of a group has the same.
-
-    Args:
-        protocol: who lies in it.
-        shape: what decides the sizes.
-        push_chunks: for Fence, the chunks of a partial that are pushed back with a flag each; 0 for no room for them.
-            An exchange has what `workspace_layout` of plan.py says.
-    """
+def layout(protocol: Protocol, shape: Shape) -> Layout:
+    """The layout of one rank's workspace; every rank of a group has the same."""
     record = _up(shape.record_vectors * VECTOR_BYTES, LINE_BYTES)
     partial = _up(shape.partial_vectors * VECTOR_BYTES, LINE_BYTES)
     row_vectors = shape.row_bytes // VECTOR_BYTES
@@ -170,8 +162,6 @@ def layout(protocol: Protocol, shape: Shape, push_chunks: int = 0) -> Layout:
             flags = shape.ep_size * _FLAG_BYTES
             sizes |= {"dispatch_flags": flags * MAX_FLAGS, "combine_flags": flags, "headers_0": headers}
             sizes |= {"records_0": rows * record}
-            if push_chunks:
-                sizes |= {"pushed_flags": rows * push_chunks * _FLAG_BYTES, "returns": rows * partial}
         case Protocol.SENTINEL:
             for parity in (0, 1):
                 sizes |= {f"headers_{parity}": headers, f"records_{parity}": rows * record}
@@ -185,7 +175,6 @@ def layout(protocol: Protocol, shape: Shape, push_chunks: int = 0) -> Layout:
         record_stride=record,
         partial_stride=partial,
         escape_stride=escape,
-        push_chunks=push_chunks if protocol is Protocol.FENCE else 0,
         regions=regions,
         total_bytes=regions[-1].offset + regions[-1].size,
     )
@@ -206,7 +195,6 @@ EXCHANGE = np.dtype(
         ("partials_at", "<i8"),
         ("dispatch_flags_at", "<i8"),
         ("combine_flags_at", "<i8"),
-        ("pushed_flags_at", "<i8"),
         ("record_stride", "<i8"),
         ("partial_stride", "<i8"),
         ("escape_stride", "<i8"),
@@ -283,7 +271,7 @@ def exchange_values(
     values["control_at"] = offset["control"]
     for name in ("headers", "records", "escapes"):
         values[f"{name}_at"] = [offset.get(f"{name}_{s}", 0) for s in (0, 1)]
-    for name in ("sent", "returns", "partials", "dispatch_flags", "combine_flags", "pushed_flags"):
+    for name in ("sent", "returns", "partials", "dispatch_flags", "combine_flags"):
         values[f"{name}_at"] = offset.get(name, 0)
     values["record_stride"], values["partial_stride"] = at.record_stride, at.partial_stride
     values["escape_stride"] = at.escape_stride

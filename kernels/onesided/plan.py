@@ -9,19 +9,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import LANES, MAX_FLAGS, VECTOR_BYTES, Layout, Protocol
 
-BLOCK_THREADS = 128
-"""At most `EPCROSS_MAX_THREADS` of csrc/kernels.cu."""
 
-PUSH = "push"
-"""The variant of Fence's combine that pushes partials; the others pull them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What a variant's blocks are."""
 
-PER_LANE = {"narrow": 1, "mid": 2, "wide": 4, PUSH: 4}
-"""Vectors that a lane moves at a time, by variant."""
+    per_lane: int  # vectors that a lane moves at a time
+    threads: int = 128  # at most what csrc/kernels.cu bounds the kernel to
+    per_sm: int | None = None  # most that a multiprocessor is given; None: what it holds
 
-PUSH_LOCAL_RANKS = 1
-"""Most ranks of a launch that push: where several share a GPU's memory, a pull moves fewer bytes."""
+    @property
+    def warps(self) -> int:
+        """Of 32 lanes."""
+        return self.threads // LANES
+
+
+ROW = "row"
+"""The variant of Fence's dispatch whose blocks hold a whole row of 16 KB, one on each multiprocessor."""
+
+BLOCKS = {
+    "narrow": Block(per_lane=1),
+    "mid": Block(per_lane=2),
+    "wide": Block(per_lane=4),
+    ROW: Block(per_lane=4, threads=256, per_sm=1),
+}
+"""Of each variant."""
+
+ROW_RANKS = 1
+"""Most ranks of a GPU that take `row`; others take `wide`: one block on each multiprocessor is too few for many."""
 
 VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.SENTINEL: (
@@ -33,14 +50,13 @@ VARIANTS: dict[Protocol, tuple[tuple[int | None, str, str], ...]] = {
     Protocol.FENCE: (
         (64, "narrow", "narrow"),
         (320, "mid", "narrow"),
-        (30000, "wide", "mid"),
-        (None, "wide", "wide"),  # PUSH in place of the last one has as many tokens pushed back: not measured yet
+        (10000, "wide", "mid"),
+        (30000, ROW, "mid"),
+        (None, ROW, "wide"),
     ),
 }
 """Variant of dispatch and of combine, up to so many warps of 32 vectors: measured on H200s, see kernels/README.md. Few
 warps that move more each beat many: a kernel ends when the stores of every multiprocessor are acknowledged."""
-
-_WARPS = BLOCK_THREADS // LANES
 
 
 class Phase(StrEnum):
@@ -69,16 +85,14 @@ def kernel_names(protocol: Protocol) -> dict[tuple[Phase, str], str]:
     return {
         (phase, variant): f"{protocol}_{phase}_{variant}"
         for phase in Phase
-        for variant in PER_LANE
-        if variant != PUSH or (protocol, phase) == (Protocol.FENCE, Phase.COMBINE)
+        for variant in BLOCKS
+        if variant != ROW or (protocol, phase) == (Protocol.FENCE, Phase.DISPATCH)
     }
 
 
-def workspace_layout(protocol: Protocol, shape: Shape, local_ranks: int = 1) -> Layout:
-    """The layout of one rank's workspace, with room for pushed partials only where a round may come to push."""
-    reached = _rows(protocol, _warps(shape, shape.capacity, local_ranks))
-    room = local_ranks <= PUSH_LOCAL_RANKS and any(back == PUSH for _, _, back in reached)
-    return layout(protocol, shape, -(-shape.partial_vectors // (LANES * PER_LANE[PUSH])) if room else 0)
+def usable(variant: str, ranks: int) -> bool:
+    """Whether so many ranks of a GPU may take it."""
+    return variant != ROW or ranks <= ROW_RANKS
 
 
 def least_blocks(local_ranks: int) -> int:
@@ -86,62 +100,49 @@ def least_blocks(local_ranks: int) -> int:
     return 2 * local_ranks
 
 
-def pushes(at: Layout, tokens: int, local_ranks: int = 1) -> bool:
-    """Whether partials of a round of so many tokens are pushed with flags of their own, and not pulled."""
-    return _variant(Phase.COMBINE, at, tokens, local_ranks) == PUSH
-
-
 def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], local_ranks: int = 1) -> Step:
     """The launch for `tokens` tokens of the rank that has most.
 
     Room goes to the vectors of a row first, then to tokens, then to peers: blocks for different peers each load a row
-    anew. Partials that are pushed differ from peer to peer, and a sum needs those of all: peers come before tokens.
+    anew.
 
     Args:
         phase: dispatch or combine.
         at: the layout in use.
         tokens: decides the grid only; a rank may have more or fewer.
-        resident: blocks of each kernel that may wait at once on this GPU, by all local ranks together.
+        resident: blocks of each kernel that may wait at once on this GPU, by all local ranks together. `wide` stands
+            in for a variant whose kernel it lacks.
         local_ranks: ranks served by the launch; every one gets as many blocks.
     """
-    kernel = kernel_names(at.protocol)[phase, (variant := _variant(phase, at, tokens, local_ranks))]
+    kernels = kernel_names(at.protocol)
+    variant = _variant(phase, at, tokens, local_ranks)
+    if kernels[phase, variant] not in resident:
+        variant = "wide"
+    kernel = kernels[phase, variant]
     room = resident[kernel] // local_ranks
     wanted, peers = max(tokens, 1), max(at.shape.ep_size - 1, 1)
-    halves = at.protocol is Protocol.SENTINEL or variant == PUSH
-    chunk_blocks = min(-(-_chunks(phase, at, variant) // _WARPS), room // 2)
-    if halves:
-        first = min(peers, room // (2 * chunk_blocks)) if variant == PUSH else 1
-        token_blocks = min(wanted, room // (2 * chunk_blocks * first))
+    sentinel = at.protocol is Protocol.SENTINEL
+    chunk_blocks = min(-(-_chunks(phase, at, variant) // BLOCKS[variant].warps), room // 2)
+    if sentinel:
+        token_blocks = min(wanted, room // (2 * chunk_blocks))
     else:
         chunk_blocks = min(chunk_blocks, MAX_FLAGS)  # every sending block raises a flag of its own
         token_blocks = min(wanted, room // chunk_blocks - 1, MAX_FLAGS // chunk_blocks)
-    depth = 2 * token_blocks if halves else token_blocks + 1
+    depth = 2 * token_blocks if sentinel else token_blocks + 1
     peer_blocks = min(peers, room // (chunk_blocks * depth))
     return Step(kernel=kernel, grid=(local_ranks * chunk_blocks, peer_blocks, depth), chunk_blocks=chunk_blocks)
 
 
 def _variant(phase: Phase, at: Layout, tokens: int, local_ranks: int) -> str:
-    _, there, back = _rows(at.protocol, _warps(at.shape, tokens, local_ranks))[-1]
-    if phase is Phase.DISPATCH:
-        return there
-    return "wide" if back == PUSH and not at.push_chunks else back
-
-
-def _warps(shape: Shape, tokens: int, local_ranks: int) -> int:
-    return tokens * local_ranks * -(-shape.partial_vectors // LANES)
-
-
-def _rows(protocol: Protocol, warps: int) -> tuple[tuple[int | None, str, str], ...]:
-    """Those of `VARIANTS` that serve up to so many warps."""
-    rows = VARIANTS[protocol]
-    last = next(i for i, (limit, _, _) in enumerate(rows) if limit is None or warps <= limit)
-    return rows[: last + 1]
+    warps = tokens * local_ranks * -(-at.shape.partial_vectors // LANES)
+    row = next(row for row in VARIANTS[at.protocol] if row[0] is None or warps <= row[0])
+    return row[1] if phase is Phase.DISPATCH else row[2]
 
 
 def _chunks(phase: Phase, at: Layout, variant: str) -> int:
     """Warps that hold all vectors of a row at once. In dispatch none holds vectors of the row and of its tail both;
     Sentinel's combine also arms the records, which may be longer."""
-    shape, width = at.shape, LANES * PER_LANE[variant]
+    shape, width = at.shape, LANES * BLOCKS[variant].per_lane
     if phase is Phase.DISPATCH:
         row = shape.row_bytes // VECTOR_BYTES
         return -(-row // width) + -(-(shape.record_vectors - row) // width)
@@ -152,7 +153,13 @@ def _chunks(phase: Phase, at: Layout, variant: str) -> int:
 
 
 def resident_blocks(
-    blocks_per_sm: int, sm_count: int, *, ranks_per_gpu: int = 1, dependent: bool = True, num_sms: int | None = None
+    blocks_per_sm: int,
+    sm_count: int,
+    *,
+    ranks_per_gpu: int = 1,
+    dependent: bool = True,
+    num_sms: int | None = None,
+    most: int | None = None,
 ) -> int:
     """Blocks of one kernel that may wait at once.
 
@@ -166,8 +173,9 @@ def resident_blocks(
         ranks_per_gpu: processes that share the GPU.
         dependent: whether kernels are launched ahead of the end of the one before.
         num_sms: as if the GPU had only so many multiprocessors.
+        most: however many there is room for.
     """
     room = blocks_per_sm * (sm_count if num_sms is None else min(num_sms, sm_count))
     if ranks_per_gpu > 1:
         room //= ranks_per_gpu * (2 if dependent else 1)
-    return room
+    return room if most is None else min(room, most)

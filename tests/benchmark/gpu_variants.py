@@ -1,15 +1,17 @@
 """Every variant of the one-sided kernels at every step size: what `VARIANTS` in kernels/onesided/plan.py rests on.
 
     python tests/benchmark/gpu_variants.py [--ep 2] [--tokens 1,8,32,128,512] [--threads 128,256,512] [--one-launch]
-                                           [--protocols sentinel,fence] [--variants wide/wide,wide/push]
-                                           [--define EPCROSS_PUSH_TOKENS=1] [--json FILE]
+                                           [--protocols sentinel,fence] [--variants wide/wide,row/wide]
+                                           [--block row=512x1] [--define EPCROSS_WIDE_BLOCKS=4] [--json FILE]
 
 With two GPUs or more and without --one-launch, one rank on each of `--ep` GPUs; otherwise all ranks in one launch on
-one GPU. Prints a table for each protocol and token count, a line for each number of threads in a block, and stores all
-of it as JSON after each: microseconds of one dispatch and combine, the median of seven replays of a graph of 40 that
-rotates two sets of inputs, the slowest rank. For choosing, not for quoting (nothing is verified here; `epcross run` is
-for that). A variant that cannot run has the reason in the JSON and a dash in the table. `push` is Fence's combine that
-pushes. --define gives the compiler a macro of csrc/kernels.cu and may be repeated.
+one GPU. Prints a table for each protocol and token count, a line for each kind of blocks, and stores all of it as JSON
+after each: microseconds of one dispatch and combine, the median of seven replays of a graph of 40 that rotates two sets
+of inputs, the slowest rank, and what the profiler says that either kernel took on the first. For choosing, not for
+quoting (nothing is verified here; `epcross run` is for that). A variant that cannot run has the reason in the JSON and
+a dash in the table. --threads are those of `narrow`, `mid` and `wide`. --block, which may be repeated, is one more
+line: a variant's threads and how many of its blocks a multiprocessor is given. --define gives the compiler a macro of
+csrc/kernels.cu and may be repeated.
 
     python tests/benchmark/gpu_variants.py --compile sm_90a [--threads ...] [--json FILE]
 
@@ -24,7 +26,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from torch import distributed  # noqa: E402
 from torch.multiprocessing.spawn import spawn  # noqa: E402
 
 from epcross.kernels.errors import EpcrossError  # noqa: E402
-from epcross.kernels.onesided import engine, exchange, jit, plan  # noqa: E402
+from epcross.kernels.onesided import jit, plan  # noqa: E402
 from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS  # noqa: E402
 
 from tests.gpu._rounds import Case, random_ids  # noqa: E402  # isort: skip
@@ -44,7 +46,10 @@ from tests.gpu._rounds import Case, random_ids  # noqa: E402  # isort: skip
 PAIRS, REPLAYS, HIDDEN, SLOTS, TOP_K = 40, 7, 7168, 256, 8
 
 
-_build, plan_threads = jit.build, plan.BLOCK_THREADS
+_build, _blocks = jit.build, dict(plan.BLOCKS)
+BOUNDED = ("narrow", "mid", "wide")
+"""Variants whose blocks have as many threads as `EPCROSS_MAX_THREADS` allows."""
+plan_threads = _blocks["wide"].threads
 
 
 def defines(threads: int, given: Sequence[str] = ()) -> dict[str, str]:
@@ -64,16 +69,39 @@ def pairs_of(protocol: str, chosen: list[str]) -> list[tuple[str, str]]:
     return [pair for pair in itertools.product(there, back) if not chosen or "/".join(pair) in chosen]
 
 
-def use_threads(threads: int, given: Sequence[str]) -> None:
-    """Have exchanges that are made from now on take blocks of so many threads."""
-    for module in (plan, engine, exchange):
-        module.BLOCK_THREADS = threads  # type: ignore[misc]
-    plan._WARPS = threads // plan.LANES  # type: ignore[misc]
+def use_blocks(kind: str, given: Sequence[str]) -> None:
+    """Have exchanges made from now on take blocks of a kind: a number of threads, or such as `row=512x1,wide=64x4`."""
+    threads = int(kind) if kind.isdecimal() else plan_threads
+    plan.BLOCKS.update({name: replace(_blocks[name], threads=threads) for name in BOUNDED})
+    plan.BLOCKS.update({name: _blocks[name] for name in _blocks if name not in BOUNDED})
+    plan.BLOCKS.update({} if kind.isdecimal() else block_kinds(kind))
     jit.build = functools.partial(_build, defines=defines(threads, given))  # type: ignore[assignment]
 
 
-def period_us(case: Case, tokens: int, group: Any) -> float:
-    """The chained pair's period on this process."""
+def block_kinds(text: str) -> dict[str, plan.Block]:
+    """Of such as `row=512x1,wide=64x4`."""
+    found = {}
+    for word in text.split(","):
+        name, _, size = word.partition("=")
+        threads, _, per_sm = size.partition("x")
+        if name not in _blocks or not threads.isdecimal() or not per_sm.isdecimal():
+            raise argparse.ArgumentTypeError(f"{word} is no variant=THREADSxBLOCKS, such as row=512x1")
+        found[name] = replace(_blocks[name], threads=thread_counts(threads)[0], per_sm=int(per_sm))
+    return found
+
+
+def spans_us(graph: torch.cuda.CUDAGraph) -> dict[str, float]:
+    """Mean of either kernel over one replay, as the profiler sees them; empty if it sees nothing."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        graph.replay()
+        torch.cuda.synchronize()
+    events = [(e.name, e.device_time_total) for e in seen.events() or () if e.device_time_total]
+    times = {phase: [us for name, us in events if f"_{phase}_" in name] for phase in ("dispatch", "combine")}
+    return {phase: round(statistics.fmean(each), 3) for phase, each in times.items() if each}
+
+
+def period_us(case: Case, tokens: int, group: Any) -> tuple[float, dict[str, float]]:
+    """The chained pair's period on this process, and what its kernels take."""
     with torch.cuda.stream(torch.cuda.Stream()):
         exchange = case.exchange(group=group)
         ranks = exchange.local_ranks
@@ -110,10 +138,13 @@ def period_us(case: Case, tokens: int, group: Any) -> float:
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) * 1e3 / PAIRS / 5)
+        if group is not None:
+            distributed.barrier()
+        spans = spans_us(graph)
         exchange.check()
         del graph
         exchange.close()
-    return statistics.median(times)
+    return statistics.median(times), spans
 
 
 def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str) -> None:
@@ -124,18 +155,20 @@ def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str
     if not one_launch:
         distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ep)
         group = distributed.group.WORLD
-    plan.PUSH_LOCAL_RANKS = MAX_LOCAL_RANKS  # type: ignore[misc]  # in one launch, too
+    plan.ROW_RANKS = MAX_LOCAL_RANKS  # type: ignore[misc]  # in one launch, too
     found: list[dict[str, Any]] = []
     for protocol in words.protocols:
         for tokens in words.tokens:
             case = Case(ep_size=ep, capacity=tokens, hidden=HIDDEN, top_k=TOP_K, num_slots=SLOTS, protocol=protocol)
-            for threads in words.threads:
-                use_threads(threads, words.define)
+            for kind in [*map(str, words.threads), *words.block]:
+                use_blocks(kind, words.define)
                 for there, back in pairs_of(protocol, words.variants):
                     plan.VARIANTS[plan.Protocol(protocol)] = ((None, there, back),)
-                    us, reason = slowest(case, tokens, group)
-                    at = {"protocol": protocol, "ep_size": ep, "tokens": tokens, "threads": threads}
-                    found.append({**at, "dispatch": there, "combine": back, "us": us, "reason": reason})
+                    us, spans, reason = slowest(case, tokens, group)
+                    at = {"protocol": protocol, "ep_size": ep, "tokens": tokens, "blocks": kind}
+                    found.append(
+                        {**at, "dispatch": there, "combine": back, "us": us, "spans_us": spans, "reason": reason}
+                    )
             here = [line for line in found if (line["protocol"], line["tokens"]) == (protocol, tokens)]
             if rank == 0 and here:
                 sys.stdout.write(table(here))
@@ -145,33 +178,41 @@ def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str
         distributed.destroy_process_group()
 
 
-def slowest(case: Case, tokens: int, group: Any) -> tuple[float | None, str]:
-    """Microseconds of the slowest rank, or why there are none. What is refused, all ranks refuse alike."""
+def slowest(case: Case, tokens: int, group: Any) -> tuple[float | None, dict[str, float], str]:
+    """Microseconds of the slowest rank, of either kernel on this one, or why there are none. What is refused, all ranks
+    refuse alike."""
     try:
-        us = period_us(case, tokens, group)
+        us, spans = period_us(case, tokens, group)
     except EpcrossError as error:
-        return None, str(error)
+        return None, {}, str(error)
     if group is not None:
         everyone: list[Any] = [None] * group.size()
         distributed.all_gather_object(everyone, us)
         us = max(everyone)
-    return round(us, 3), ""
+    return round(us, 3), spans, ""
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """One protocol and token count: a line for each number of threads, a column for each pair of variants; the least
-    is marked."""
+    """One protocol and token count: a line for each kind of blocks, a column for each pair of variants; the least is
+    marked. Below it, what either kernel took."""
     columns = list(dict.fromkeys((line["dispatch"], line["combine"]) for line in lines))
-    times = {(line["threads"], line["dispatch"], line["combine"]): line["us"] for line in lines}
+    times = {(line["blocks"], line["dispatch"], line["combine"]): line["us"] for line in lines}
+    spans = {(line["blocks"], line["dispatch"], line["combine"]): line.get("spans_us") or {} for line in lines}
     least = min((us for us in times.values() if us is not None), default=None)
     first = lines[0]
     heads = [f"{there}/{back}" for there, back in columns]
     text = f"{first['protocol']}, EP {first['ep_size']}, {first['tokens']} tokens, us by dispatch/combine variant\n"
-    text += "threads " + " ".join(f"{head:>14}" for head in heads) + "\n"
-    for threads in dict.fromkeys(line["threads"] for line in lines):
-        cells = [times[(threads, *column)] for column in columns]
+    kinds = list(dict.fromkeys(line["blocks"] for line in lines))
+    width = max(len(kind) for kind in [*kinds, "blocks"])
+    text += f"{'blocks':{width}} " + " ".join(f"{head:>14}" for head in heads) + "\n"
+    for kind in kinds:
+        cells = [times[(kind, *column)] for column in columns]
         shown = ["-" if us is None else f"{us:.2f}{'*' if us == least else ' '}" for us in cells]
-        text += f"{threads:7} " + " ".join(f"{cell:>14}" for cell in shown) + "\n"
+        text += f"{kind:{width}} " + " ".join(f"{cell:>14}" for cell in shown) + "\n"
+        parts = [spans[(kind, *column)] for column in columns]
+        if any(parts):
+            shown = ["+".join(f"{us:.1f}" for us in part.values()) for part in parts]
+            text += f"{'':{width}} " + " ".join(f"{cell:>14}" for cell in shown) + "\n"
     return text + "\n"
 
 
@@ -200,7 +241,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=numbers, default="1,8,32,128,512", help="tokens of each rank, with commas")
     parser.add_argument("--threads", type=thread_counts, default="128,256,512", help="threads of a block, with commas")
     parser.add_argument("--protocols", type=protocols, default="sentinel,fence", help="with commas")
-    parser.add_argument("--variants", type=variants, default="", help="pairs such as wide/push, with commas; else all")
+    parser.add_argument("--variants", type=variants, default="", help="pairs such as row/wide, with commas; else all")
+    parser.add_argument("--block", type=block_kind, action="append", default=[], help="such as row=512x1")
     parser.add_argument("--define", action="append", type=macro, default=[], metavar="NAME=VALUE", help="a macro")
     parser.add_argument("--one-launch", action="store_true", help="all ranks on the first GPU")
     parser.add_argument("--compile", metavar="ARCH", help="compile only, such as for sm_90a")
@@ -230,12 +272,18 @@ def thread_counts(text: str) -> list[int]:
     return found
 
 
+def block_kind(text: str) -> str:
+    """As it was written, once it can be read."""
+    block_kinds(text)
+    return text
+
+
 def variants(text: str) -> list[str]:
     """Of either protocol; those that a protocol does not have are left out there."""
     found = [word for word in text.split(",") if word]
     known = {"/".join(pair) for protocol in plan.Protocol for pair in pairs_of(protocol, [])}
     if wrong := set(found) - known:
-        raise argparse.ArgumentTypeError(f"{sorted(wrong)[0]} is no pair of variants, such as wide/push")
+        raise argparse.ArgumentTypeError(f"{sorted(wrong)[0]} is no pair of variants, such as row/wide")
     return found
 
 

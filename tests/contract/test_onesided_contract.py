@@ -13,9 +13,7 @@ from epcross.harness.point import Placement
 from epcross.harness.terms import Domain, PlacementKind, RowFormat, Sharing
 from epcross.harness.verification.contract import cases, run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
-from epcross.kernels.onesided import plan
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Protocol
-from epcross.kernels.onesided.plan import PUSH, VARIANTS, workspace_layout
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS
 
 pytest.importorskip("torch", reason="torch is not installed, which the one-sided exchange on a GPU needs")
 
@@ -174,42 +172,6 @@ def test_a_workspace_holds_every_row_that_may_come():
     fence, sentinel = (backend(kind).workspace_bytes(point) for kind in (OneSidedFence, OneSidedSentinel))
     assert fence >= 8 * 4 * 2 * row_bytes  # records and partials
     assert sentinel >= 8 * 4 * 4 * row_bytes  # two landing sets, partials, and those that come back
-
-
-def test_fence_takes_room_to_push_between_gpus_only(monkeypatch):
-    """And says how many bytes of flags it sends then: one for each 2 KB of a row that came from another rank."""
-    link = replace(small_point((4,) * 2, experts=8, hidden=2048), domain=Domain.NVLINK, sharing=Sharing.NONE)
-    one_launch = shared(link)
-    fence, sentinel = backend(OneSidedFence), backend(OneSidedSentinel)
-    sizes = [kind.workspace_bytes(point) for kind in (fence, sentinel) for point in (link, one_launch)]
-    monkeypatch.setitem(VARIANTS, Protocol.FENCE, ((None, "wide", PUSH),))
-    pushing = [kind.workspace_bytes(point) for kind in (fence, sentinel) for point in (link, one_launch)]
-    assert pushing == [sizes[0] + 2 * 4 * 2 * 2048 + 128, *sizes[1:]]  # 16 flags take a line
-    at = workspace_layout(Protocol.FENCE, onesided._shape(link))
-    plain = onesided.sent_bytes(at, tokens=4, rows=8)
-    assert onesided.sent_bytes(at, tokens=4, rows=8, pushed=4) == plain + 4 * 2 * 8
-
-
-def test_flags_of_pushed_partials_are_described(monkeypatch):
-    """Of the rank that writes most: the same round, pulled and pushed."""
-    described = []
-
-    class Described(OneSidedFence):
-        def close(self):
-            if self._exchange is not None:
-                received = [int((source != rank).sum()) for rank, (source, _) in enumerate(self._arrived[0])]
-                described.append((self.describe().protocol_bytes, received))
-            super().close()
-
-    case = cases(4, "x")[0]
-    case = replace(case, point=shared(case.point))
-    for back in ("wide", PUSH):
-        monkeypatch.setattr(plan, "PUSH_LOCAL_RANKS", 4)
-        monkeypatch.setitem(VARIANTS, Protocol.FENCE, ((None, "wide", back),))
-        on_ranks(1, lambda group: run_case(lambda: backend(Described), case, group, 30, visit_type=GpuVisit))
-    (pulled, _), (pushed, received) = described
-    assert pushed > pulled
-    assert pushed - pulled in [8 * rows for rows in received]  # 128 values a row: one chunk
 
 
 def test_auto_hands_the_file_on_and_says_what_it_chose(on_the_cpu):

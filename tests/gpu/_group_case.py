@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup  # noqa: E402
 from epcross.kernels.errors import InvalidArguments, NotOneDomain, WaitExpired  # noqa: E402
 from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
 
-from tests.gpu._rounds import PUSH, Case, always_push, make_inputs, play, send  # noqa: E402  # isort: skip
+from tests.gpu._rounds import Case, always, make_inputs, play, send  # noqa: E402  # isort: skip
 
 ROUNDS = ([1], [8], [0], [33], [3, 0], [33, 1])
 """Tokens of the ranks, in turn."""
@@ -39,8 +39,7 @@ def expect(error: type[Exception], words: str, case: Case, group: ProcessGroup, 
 
 def main(name: str, rank: int, size: int, port: int, protocol: str, gpus: int, local_ranks: int) -> None:
     """Run the case; any exception ends the process with its traceback."""
-    if protocol == PUSH:
-        always_push()
+    always(protocol)
     torch.cuda.set_device(rank % gpus)
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     group = distributed.group.WORLD

@@ -1,7 +1,7 @@
 """Rounds of the one-sided exchange with every rank in one launch: inputs, an oracle in torch, and what must agree."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from epcross.kernels.formats import RowFormat, row_size
 from epcross.kernels.onesided import Dispatched, OneSidedAllToAll, plan
 from epcross.kernels.onesided.layout import ARMED_WORD, ESCAPE_WORD, MAX_LOCAL_RANKS, Protocol
+from epcross.kernels.onesided.plan import ROW
 
 if TYPE_CHECKING:
     import pytest
@@ -19,9 +20,8 @@ Tensor = torch.Tensor
 RESERVED = (ARMED_WORD, ESCAPE_WORD, 0xFFFF_FFFF_FFFF_FFFF, 0x7FC0_7FC0_7FC0_7FC0, 0x8000_0000_8000_0000, 0)
 """Words that a protocol over NaN patterns could trip over."""
 
-PUSH = "push"
-FORMS = ("fence", PUSH, "sentinel")
-"""What a case's `protocol` may be: `push` is Fence, which pushes partials back once `always_push` was called."""
+FORMS = ("fence", "fence_row", "sentinel")
+"""What a case's `protocol` may be: the protocols, and Fence that takes `row` at any size once `always` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Case:
     @property
     def named(self) -> str:
         """The protocol as an exchange takes it."""
-        return "fence" if self.protocol == PUSH else self.protocol
+        return self.protocol.partition("_")[0]
 
     def exchange(
         self,
@@ -97,15 +97,17 @@ class Inputs:
         return total.to(torch.bfloat16)
 
 
-def always_push(patch: "pytest.MonkeyPatch | None" = None, *, above_warps: int = 0) -> None:
-    """Have Fence push partials of rounds above so many warps, in exchanges that are made and called from now on, also
-    where all ranks share a launch; until `patch` is undone."""
-    rows = plan.VARIANTS[Protocol.FENCE]
-    pulled = tuple((limit, there, back) for limit, there, back in rows if limit is not None and limit <= above_warps)
-    if above_warps:
-        pulled += ((above_warps, "wide", "mid"),)
-    pushed = tuple((limit, there, PUSH) for limit, there, _ in rows if limit is None or limit > above_warps)
-    changes = {"VARIANTS": {**plan.VARIANTS, Protocol.FENCE: pulled + pushed}, "PUSH_LOCAL_RANKS": MAX_LOCAL_RANKS}
+def always(form: str, patch: "pytest.MonkeyPatch | None" = None) -> None:
+    """If `form` is "fence_row", have Fence take `row` at any size in exchanges made from now on, also where many ranks
+    share a launch; until `patch` is undone. A mere protocol changes nothing."""
+    if form != "fence_row":
+        return
+    rows = tuple((limit, ROW, back) for limit, _, back in plan.VARIANTS[Protocol.FENCE])
+    changes = {
+        "VARIANTS": {**plan.VARIANTS, Protocol.FENCE: rows},
+        "ROW_RANKS": MAX_LOCAL_RANKS,
+        "BLOCKS": {**plan.BLOCKS, ROW: replace(plan.BLOCKS[ROW], per_sm=None)},  # or many ranks would find no room
+    }
     for name, value in changes.items():
         if patch is None:
             setattr(plan, name, value)

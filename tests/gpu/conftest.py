@@ -13,13 +13,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
 @pytest.fixture(autouse=True)
-def _push(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests whose parameter `protocol` is "push" have Fence push partials back at any size."""
+def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests whose parameter `protocol` is "fence_row" have Fence take `row` at any size."""
     call = getattr(request.node, "callspec", None)
-    if call is not None and call.params.get("protocol") == "push":
-        from tests.gpu._rounds import always_push
+    if call is not None and call.params.get("protocol") == "fence_row":
+        from tests.gpu._rounds import always
 
-        always_push(monkeypatch)
+        always("fence_row", monkeypatch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch for CUDA and a GPU")
 
-from tests.gpu._rounds import FORMS, PUSH, Case, make_inputs, play  # noqa: E402
+from tests.gpu._rounds import FORMS, Case, make_inputs, play  # noqa: E402
 
 from epcross.kernels.errors import DoesNotFit, InvalidArguments  # noqa: E402
 from epcross.kernels.formats import RowFormat  # noqa: E402
@@ -35,7 +35,6 @@ def fits(case: Case) -> bool:
         hidden=case.hidden,
         dispatch_format=case.dispatch_format,
         protocol=case.named,
-        local_ranks=case.ep_size,
     )
     oracle = 16 * case.ep_size**2 * case.capacity * case.hidden
     return case.ep_size * workspace + oracle < 0.8 * torch.cuda.mem_get_info()[0]
@@ -176,11 +175,13 @@ def test_rows_of_nothing_but_a_reserved_word(word: int) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_few_blocks_serve_many_tokens(protocol: str, programmatic_launch: bool) -> None:
     case = Case(ep_size=4, capacity=300, hidden=512, protocol=protocol)
-    exchange = case.exchange(num_sms=2, programmatic_launch=programmatic_launch)
+    num_sms = 4 if protocol == "fence_row" else 2  # an SM holds fewer of larger blocks
+    exchange = case.exchange(num_sms=num_sms, programmatic_launch=programmatic_launch)
     try:
-        assert (exchange.describe()["kernels"]["combine"]["name"] == "fence_combine_push") == (protocol == PUSH)
+        row = exchange.describe()["kernels"]["dispatch"]["name"] == "fence_dispatch_row"
+        assert row == (protocol == "fence_row")
         for kernel in exchange.describe()["kernels"].values():
-            assert 8 <= kernel["blocks"] <= 2 * 16, "a block of each role for each rank, and what two SMs hold"
+            assert 8 <= kernel["blocks"] <= num_sms * 16, "a block of each role for each rank, and what the SMs hold"
         for seed, tokens in enumerate((300, 1, 299)):
             play(exchange, make_inputs(case, [tokens] * 4, seed), case.linear())
     finally:

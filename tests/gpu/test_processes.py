@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch for CUDA and a GPU")
 
 CASE = Path(__file__).with_name("_group_case.py")
-PROTOCOLS = ("fence", "push", "sentinel")
+PROTOCOLS = ("fence", "fence_row", "sentinel")
 LIMIT_S = 150.0
 
 

@@ -15,8 +15,7 @@ from epcross.kernels.onesided import Dispatched, OneSidedAllToAll  # noqa: E402
 from epcross.kernels.onesided.crossover import Crossovers, NoCrossover, Setting, machine_name  # noqa: E402
 from epcross.kernels.onesided.plan import Phase  # noqa: E402
 
-from tests.gpu._rounds import FORMS, PUSH, Case, Inputs, Tensor  # noqa: E402  # isort: skip
-from tests.gpu._rounds import always_push, make_inputs, play, same_sums  # noqa: E402  # isort: skip
+from tests.gpu._rounds import FORMS, Case, Inputs, Tensor, make_inputs, play, same_sums  # noqa: E402  # isort: skip
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -74,16 +73,6 @@ class Replayed:
             wrong += (out != expected).sum()
 
 
-def replay_in_any_order(exchange: OneSidedAllToAll, graphs: list[Replayed], *, seed: int) -> None:
-    """2000 replays of graphs that share a workspace; every output is right."""
-    wrong, order = torch.zeros((), dtype=torch.int64, device="cuda"), random.Random(seed)
-    for index in range(2000):
-        order.choice(graphs).replay(index, wrong)
-    torch.cuda.synchronize()
-    exchange.check()
-    assert int(wrong) == 0
-
-
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_ten_thousand_replays_with_inputs_changed_in_place(protocol: str, rounds: int) -> None:
@@ -103,26 +92,17 @@ def test_ten_thousand_replays_with_inputs_changed_in_place(protocol: str, rounds
 def test_graphs_of_one_and_eight_tokens_alternate_on_one_workspace(protocol: str) -> None:
     case = Case(ep_size=8, capacity=8, hidden=512, num_slots=32, top_k=4, protocol=protocol)
     with opened(case.exchange()) as exchange:
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
         graphs = [
             Replayed(case, exchange, tokens, rounds, tokens) for tokens, rounds in ((1, 1), (8, 1), (1, 2), (8, 3))
         ]
-        replay_in_any_order(exchange, graphs, seed=3)
+        order = random.Random(3)
+        for index in range(2000):
+            order.choice(graphs).replay(index, wrong)
+        torch.cuda.synchronize()
+        exchange.check()
+        assert int(wrong) == 0
         play(exchange, make_inputs(case, [8, 0, 1, 8, 3, 0, 0, 2], 9), case.linear())
-
-
-def test_pulled_and_pushed_rounds_take_turns_on_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their size, in graphs that are replayed in any order; both forms give the same bits."""
-    always_push(monkeypatch, above_warps=4 * 4 * 2)  # of 4 ranks, 2 warps a row
-    case = Case(ep_size=4, capacity=8, hidden=512, num_slots=32, top_k=4, protocol=PUSH)
-    with opened(case.exchange()) as exchange:
-        graphs, used = [], []
-        for tokens, rounds in ((4, 1), (5, 1), (1, 3), (8, 2)):
-            graphs.append(Replayed(case, exchange, tokens, rounds, tokens))
-            used.append(exchange.describe()["kernels"]["combine"]["name"])
-        assert [name == "fence_combine_push" for name in used] == [False, True, False, True]
-        replay_in_any_order(exchange, graphs, seed=5)
-        for seed, counts in enumerate(([8, 0, 1, 8], [4, 0, 1, 3], [0, 0, 0, 0], [0, 7, 0, 0], [1, 1, 1, 1])):
-            play(exchange, make_inputs(case, counts, seed, routing="masked"), case.linear())
 
 
 def test_a_graph_must_choose_the_landing_set_on_the_device() -> None:

@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epcross.kernels.onesided import plan
 from epcross.kernels.onesided.layout import (
     LANES,
     LINE_BYTES,
@@ -22,18 +19,7 @@ from epcross.kernels.onesided.layout import (
     Shape,
     layout,
 )
-from epcross.kernels.onesided.plan import (
-    PER_LANE,
-    PUSH,
-    VARIANTS,
-    Phase,
-    kernel_names,
-    least_blocks,
-    pushes,
-    resident_blocks,
-    step,
-    workspace_layout,
-)
+from epcross.kernels.onesided.plan import ROW, Phase, kernel_names, least_blocks, resident_blocks, step, usable
 
 small_shapes = st.builds(
     Shape,
@@ -54,23 +40,6 @@ any_shapes = st.builds(
     hidden=st.integers(1, 1024).map(lambda n: 8 * n),
 )
 protocols = st.sampled_from(Protocol)
-forms = st.sampled_from((*Protocol, PUSH))
-
-
-def chunks_of(shape: Shape) -> int:
-    """As fence_combine_push counts them."""
-    return -(-shape.partial_vectors // (LANES * PER_LANE[PUSH]))
-
-
-def arranged(form: str, shape: Shape) -> Layout:
-    """The layout of a protocol, or that of Fence with room for what is pushed."""
-    return layout(Protocol.FENCE, shape, chunks_of(shape)) if form == PUSH else layout(Protocol(form), shape)
-
-
-def pushing(above_warps: int = 0) -> Any:
-    """While it is entered, Fence pushes what is above so many warps, whoever shares a launch."""
-    rows = ((above_warps, "wide", "mid"), (None, "wide", PUSH)) if above_warps else ((None, "wide", PUSH),)
-    return mock.patch.multiple(plan, VARIANTS={**VARIANTS, Protocol.FENCE: rows}, PUSH_LOCAL_RANKS=72)
 
 
 def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
@@ -87,10 +56,6 @@ def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
             yield "combine_flags", start["combine_flags"] + 8 * rank, 8
             for flag in range(256):
                 yield "dispatch_flags", start["dispatch_flags"] + 8 * (rank * 256 + flag), 8
-            for token in range(shape.capacity if at.push_chunks else 0):
-                for chunk in range(chunks_of(shape)):
-                    flag = (token * chunks_of(shape) + chunk) * shape.ep_size + rank
-                    yield "pushed_flags", start["pushed_flags"] + 8 * flag, 8
         for token in range(shape.capacity):
             row, entry = rank * shape.capacity + token, token * shape.ep_size + rank
             yield "sent", start["sent"] + 4 * entry, 4
@@ -103,16 +68,15 @@ def indexed(at: Layout) -> Iterator[tuple[str, int, int]]:
                     escapes = f"escapes_{parity}"
                     for group in range(-(-rows // LANES) + -(-(records - rows) // LANES)):  # of the row, of its tail
                         yield escapes, start[escapes] + row * at.escape_stride + 16 * group, 16
-            returns = at.protocol is Protocol.SENTINEL or at.push_chunks
-            kinds = ("partials", "returns") if returns else ("partials",)
+            kinds = ("partials", "returns") if at.protocol is Protocol.SENTINEL else ("partials",)
             for kind in kinds:
                 for vector in range(partials):
                     yield kind, start[kind] + row * at.partial_stride + 16 * vector, 16
 
 
-@given(forms, small_shapes)
-def test_everything_indexed_lies_in_its_region_and_nothing_twice(form: str, shape: Shape) -> None:
-    at = arranged(form, shape)
+@given(protocols, small_shapes)
+def test_everything_indexed_lies_in_its_region_and_nothing_twice(protocol: Protocol, shape: Shape) -> None:
+    at = layout(protocol, shape)
     touched = bytearray(at.total_bytes)
     for name, first, size in indexed(at):
         region = at[name]
@@ -123,9 +87,9 @@ def test_everything_indexed_lies_in_its_region_and_nothing_twice(form: str, shap
         touched[first : first + size] = b"x" * size
 
 
-@given(forms, any_shapes)
-def test_regions_follow_one_another_and_every_row_begins_on_a_line(form: str, shape: Shape) -> None:
-    at = arranged(form, shape)
+@given(protocols, any_shapes)
+def test_regions_follow_one_another_and_every_row_begins_on_a_line(protocol: Protocol, shape: Shape) -> None:
+    at = layout(protocol, shape)
     end = 0
     for region in at.regions:
         assert end <= region.offset < end + LINE_BYTES
@@ -135,30 +99,13 @@ def test_regions_follow_one_another_and_every_row_begins_on_a_line(form: str, sh
     assert at.record_stride % LINE_BYTES == at.partial_stride % LINE_BYTES == 0
     armed = {region.name for region in at.armed}
     polled = {"records_0", "records_1", "escapes_0", "escapes_1", "returns"}
-    assert armed == (polled if form == Protocol.SENTINEL else set())
+    assert armed == (polled if protocol is Protocol.SENTINEL else set())
 
 
-@given(forms, any_shapes)
-def test_a_larger_capacity_never_takes_less(form: str, shape: Shape) -> None:
+@given(protocols, any_shapes)
+def test_a_larger_capacity_never_takes_less(protocol: Protocol, shape: Shape) -> None:
     more = replace(shape, capacity=shape.capacity + 1)
-    assert arranged(form, more).total_bytes > arranged(form, shape).total_bytes
-
-
-@given(protocols, any_shapes, st.integers(1, 72), st.integers(1, 40_000))
-def test_there_is_room_for_pushed_partials_only_where_a_round_may_push(
-    protocol: Protocol, shape: Shape, local_ranks: int, above_warps: int
-) -> None:
-    warps_of_row = -(-shape.partial_vectors // LANES)
-    with pushing(above_warps):
-        at = workspace_layout(protocol, shape, local_ranks)
-        may = protocol is Protocol.FENCE and shape.capacity * warps_of_row * local_ranks > above_warps
-        assert at == (arranged(PUSH, shape) if may else layout(protocol, shape))
-        for tokens in {0, shape.capacity // 2, shape.capacity}:
-            assert pushes(at, tokens, local_ranks) == (may and tokens * warps_of_row * local_ranks > above_warps)
-        with mock.patch.object(plan, "PUSH_LOCAL_RANKS", local_ranks - 1):  # they share a GPU: nothing is pushed
-            alone = workspace_layout(protocol, shape, local_ranks)
-            assert alone == layout(protocol, shape)
-            assert not pushes(alone, shape.capacity, local_ranks)
+    assert layout(protocol, more).total_bytes > layout(protocol, shape).total_bytes
 
 
 @pytest.mark.parametrize(
@@ -236,48 +183,6 @@ def test_a_grid_stays_within_what_is_resident_and_takes_everything_once(
     assert items(token_blocks, token_blocks, shape.capacity) == list(range(shape.capacity))
 
 
-@given(any_shapes, st.integers(0, 8192), st.integers(1, 72), st.integers(0, 5000))
-def test_a_grid_that_pushes_stays_within_what_is_resident_and_takes_everything_once(
-    shape: Shape, tokens: int, local_ranks: int, spare: int
-) -> None:
-    with pushing():
-        at = workspace_layout(Protocol.FENCE, shape, local_ranks)
-        resident = dict.fromkeys(kernel_names(Protocol.FENCE).values(), least_blocks(local_ranks) + spare)
-        chosen = step(Phase.COMBINE, at, tokens, resident, local_ranks)
-    assert chosen.kernel == "fence_combine_push"
-    x, y, z = chosen.grid
-    assert least_blocks(local_ranks) <= x * y * z == chosen.blocks <= resident[chosen.kernel]
-    assert x == local_ranks * chosen.chunk_blocks
-    assert 1 <= y <= max(shape.ep_size - 1, 1)
-    assert z % 2 == 0
-    assert 1 <= z // 2 <= max(tokens, 1)
-    # halves as in place.cuh: chunks by steps of a rank's warps, peers by gridDim.y, tokens by half the layers
-    warps, chunks = 4 * chosen.chunk_blocks, chunks_of(shape)
-    assert warps < chunks + 4, "a block without a chunk"
-    assert items(warps, warps, chunks) == list(range(chunks))
-    assert items(y, y, shape.ep_size - 1) == list(range(shape.ep_size - 1))
-    # fence_push.cuh: a warp pushes two tokens of a peer at a turn, and adds own tokens by steps of both
-    pushed = [t + g * (z // 2) for first in range(z // 2) for t in range(first, tokens, z) for g in range(2)]
-    assert sorted(t for t in pushed if t < tokens) == list(range(tokens))
-    own = [t for token in range(z // 2) for peer in range(y) for t in range(token * y + peer, tokens, z // 2 * y)]
-    assert sorted(own) == list(range(tokens))
-
-
-def test_many_tokens_are_pushed_by_every_peer_first() -> None:
-    """H200s: two ranks, and eight."""
-    shape = Shape(ep_size=2, capacity=4096, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
-    resident = dict.fromkeys(kernel_names(Protocol.FENCE).values(), 792)
-    with pushing(30_000):
-        at = workspace_layout(Protocol.FENCE, shape)
-        assert at["returns"].size == at["partials"].size == 2 * 4096 * 14336
-        assert at["pushed_flags"].size == 2 * 4096 * 7 * 8
-        assert step(Phase.COMBINE, at, 4096, resident).grid == (2, 1, 2 * 198)
-        assert step(Phase.COMBINE, at, 1071, resident).kernel == "fence_combine_mid"  # 28 warps a row
-        assert step(Phase.COMBINE, at, 1072, resident).kernel == "fence_combine_push"
-        eight = workspace_layout(Protocol.FENCE, replace(shape, ep_size=8))
-        assert step(Phase.COMBINE, eight, 4096, resident).grid == (2, 7, 2 * 28)
-
-
 def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
     """An H200: 132 multiprocessors, eight or six blocks each."""
     shape = Shape(ep_size=8, capacity=512, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
@@ -285,7 +190,7 @@ def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
         names = kernel_names(protocol)
         resident = dict.fromkeys(names.values(), 792) | {names[Phase.DISPATCH, "narrow"]: 1056}
         at = layout(protocol, shape)
-        one, some, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 8, 512))
+        one, some, many = (step(Phase.DISPATCH, at, tokens, resident) for tokens in (1, 8, 350))
         assert one.kernel == f"{protocol}_dispatch_narrow"
         assert one.grid == (8, 7, 2)  # 28 warps of a row and one of its tail, by fours; every peer; both roles
         assert some.kernel == f"{protocol}_dispatch_mid"
@@ -297,6 +202,21 @@ def test_few_tokens_spread_over_the_gpu_and_many_take_wide_vectors() -> None:
         assert back.grid[0] == (8 if protocol is Protocol.SENTINEL else 7)
 
 
+def test_many_tokens_take_blocks_that_hold_a_row_where_a_gpu_has_one_rank() -> None:
+    """An H200, one such block on each multiprocessor; 28 warps a row."""
+    names = kernel_names(Protocol.FENCE)
+    resident = {name: 132 if variant == ROW else 792 for (_, variant), name in names.items()}
+    for ep_size, peers in ((2, 1), (8, 1)):
+        shape = Shape(ep_size=ep_size, capacity=4096, row_bytes=14336, scale_bytes=0, top_k=8, hidden=7168)
+        at = layout(Protocol.FENCE, shape)
+        assert step(Phase.DISPATCH, at, 357, resident).kernel == "fence_dispatch_wide"
+        assert step(Phase.DISPATCH, at, 358, resident).kernel == "fence_dispatch_row"
+        assert step(Phase.DISPATCH, at, 4096, resident).grid == (1, peers, 132)  # one awaits, the others move rows
+        shared = {name: blocks for name, blocks in resident.items() if not name.endswith("row")}
+        assert step(Phase.DISPATCH, at, 4096, shared).kernel == "fence_dispatch_wide"
+    assert [usable(ROW, ranks) for ranks in (1, 2)] == [True, False]
+
+
 def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_takes_some() -> None:
     assert resident_blocks(8, 132) == 1056
     assert resident_blocks(8, 132, dependent=False) == 1056
@@ -305,3 +225,4 @@ def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_tak
     assert resident_blocks(8, 132, num_sms=16) == 128
     assert resident_blocks(8, 132, num_sms=1000) == 1056
     assert resident_blocks(8, 132, ranks_per_gpu=8, num_sms=16) == 8
+    assert [resident_blocks(2, 132, num_sms=sms, most=132) for sms in (1, 16, 132)] == [2, 32, 132]

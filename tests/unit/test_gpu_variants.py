@@ -20,24 +20,25 @@ def script() -> Any:
 
 
 def test_a_table_has_a_line_for_each_number_of_threads_and_marks_the_least(script: Any) -> None:
-    at = {"protocol": "fence", "ep_size": 2, "tokens": 8, "reason": ""}
-    times = {(128, "narrow"): 5.0, (128, "wide"): 6.25, (512, "narrow"): 4.5, (512, "wide"): None}
-    lines = [{**at, "threads": t, "dispatch": v, "combine": "mid", "us": us} for (t, v), us in times.items()]
+    at = {"protocol": "fence", "ep_size": 2, "tokens": 8, "reason": "", "spans_us": {}}
+    times = {("128", "narrow"): 5.0, ("128", "wide"): 6.25, ("row=512x1", "narrow"): 4.5, ("row=512x1", "wide"): None}
+    lines = [{**at, "blocks": kind, "dispatch": v, "combine": "mid", "us": us} for (kind, v), us in times.items()]
+    lines[2]["spans_us"] = {"dispatch": 2.04, "combine": 2.5}
     title, head, *rows = script.table(lines).rstrip().splitlines()
     assert title.startswith("fence, EP 2, 8 tokens")
-    assert head.split() == ["threads", "narrow/mid", "wide/mid"]
-    assert [row.split() for row in rows] == [["128", "5.00", "6.25"], ["512", "4.50*", "-"]]
+    assert head.split() == ["blocks", "narrow/mid", "wide/mid"]
+    assert [row.split() for row in rows] == [["128", "5.00", "6.25"], ["row=512x1", "4.50*", "-"], ["2.0+2.5"]]
 
 
-def test_every_pair_is_measured_and_pushing_is_fences_alone(script: Any) -> None:
+def test_every_pair_is_measured_and_blocks_that_hold_a_row_are_fences_alone(script: Any) -> None:
     fence, sentinel = (script.pairs_of(protocol, []) for protocol in ("fence", "sentinel"))
-    assert set(fence) - set(sentinel) == {(there, "push") for there in ("narrow", "mid", "wide")}
+    assert set(fence) - set(sentinel) == {("row", back) for back in ("narrow", "mid", "wide")}
     assert len(sentinel) == 9
     assert set(sentinel) < set(fence)
-    assert script.pairs_of("fence", script.variants("wide/wide,wide/push")) == [("wide", "wide"), ("wide", "push")]
-    assert script.pairs_of("sentinel", ["wide/push"]) == []
-    with pytest.raises(argparse.ArgumentTypeError, match="push/wide is no pair"):
-        script.variants("wide/push,push/wide")
+    assert script.pairs_of("fence", script.variants("wide/wide,row/wide")) == [("wide", "wide"), ("row", "wide")]
+    assert script.pairs_of("sentinel", ["row/wide"]) == []
+    with pytest.raises(argparse.ArgumentTypeError, match="wide/row is no pair"):
+        script.variants("row/wide,wide/row")
 
 
 def test_threads_are_whole_warps(script: Any) -> None:
@@ -47,11 +48,31 @@ def test_threads_are_whole_warps(script: Any) -> None:
             script.thread_counts(wrong)
 
 
+def test_kinds_of_blocks_are_those_of_variants_and_put_back(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "build", jit.build)
+    monkeypatch.setattr(plan, "BLOCKS", dict(plan.BLOCKS))
+    before = dict(plan.BLOCKS)
+    script.use_blocks("row=512x1,wide=64x4", [])
+    assert [(plan.BLOCKS[name].threads, plan.BLOCKS[name].per_sm) for name in ("row", "wide", "mid")] == [
+        (512, 1), (64, 4), (128, None)
+    ]  # fmt: skip
+    script.use_blocks("256", [])
+    assert plan.BLOCKS["wide"].threads == 256
+    assert plan.BLOCKS["row"] == before["row"]
+    script.use_blocks("128", [])
+    assert before == plan.BLOCKS
+    for wrong in ("row=512", "high=512x1", "row=x1"):
+        with pytest.raises(argparse.ArgumentTypeError, match="no variant=THREADSxBLOCKS"):
+            script.block_kind(wrong)
+
+
 @pytest.mark.skipif(jit.unavailable() is not None, reason=str(jit.unavailable()))
 @pytest.mark.parametrize("threads", [256, 512])
 def test_larger_blocks_compile_and_at_least_one_fits_on_a_multiprocessor(script: Any, threads: int) -> None:
     usage = jit.build("sm_90a", defines=script.defines(threads)).usage
     assert {kernel.name for kernel in usage} >= {n for p in plan.Protocol for n in plan.kernel_names(p).values()}
-    assert all(kernel.registers * threads <= 65536 for kernel in usage)
-    assert script.defines(plan.BLOCK_THREADS) == {}  # the kernels that everybody runs, from the same cache
-    assert script.defines(plan.BLOCK_THREADS, ["EPCROSS_PUSH_TOKENS=4"]) == {"EPCROSS_PUSH_TOKENS": "4"}
+    variants = {name: v for p in plan.Protocol for (_, v), name in plan.kernel_names(p).items()}
+    own = {v: threads if v in script.BOUNDED else block.threads for v, block in plan.BLOCKS.items()}
+    assert all(kernel.registers * own[variants[kernel.name]] <= 65536 for kernel in usage)
+    assert script.defines(plan.BLOCKS["wide"].threads) == {}  # the kernels that everybody runs, from the same cache
+    assert script.defines(plan.BLOCKS["wide"].threads, ["EPCROSS_WIDE_BLOCKS=4"]) == {"EPCROSS_WIDE_BLOCKS": "4"}

@@ -23,7 +23,7 @@ from epcross.kernels.onesided.layout import (
     MAX_RANKS,
     Protocol,
 )
-from epcross.kernels.onesided.plan import BLOCK_THREADS, kernel_names
+from epcross.kernels.onesided.plan import BLOCKS, kernel_names
 from epcross.kernels.shm.build import find_compiler
 
 needs_nvrtc = pytest.mark.skipif(jit.unavailable() is not None, reason=str(jit.unavailable()))
@@ -31,15 +31,16 @@ needs_nvrtc = pytest.mark.skipif(jit.unavailable() is not None, reason=str(jit.u
 SPILL_LIMIT_BYTES = 128
 """Stores and loads of one kernel together: above that, a change has gone wrong."""
 
-LEAST_BLOCKS = 6
-"""Blocks that a multiprocessor must hold: `EPCROSS_WIDE_BLOCKS` of csrc/kernels.cu."""
+LEAST_THREADS = 6 * 128
+"""That a multiprocessor must hold, if it is given as many: `EPCROSS_WIDE_BLOCKS` of csrc/kernels.cu."""
 
 REGISTERS = 65536
 """Of a multiprocessor. Source: CUDA programming guide, compute capabilities 9.0 and 10.x."""
 
 
-def names_used() -> set[str]:
-    return {name for protocol in Protocol for name in kernel_names(protocol).values()}
+def names_used() -> dict[str, str]:
+    """The variant of each kernel."""
+    return {name: variant for protocol in Protocol for (_, variant), name in kernel_names(protocol).items()}
 
 
 @needs_nvrtc
@@ -49,10 +50,12 @@ def test_every_kernel_that_is_launched_is_there_and_fits(
 ) -> None:
     cubin = jit.build(arch)
     usage = {kernel.name: kernel for kernel in cubin.usage}
-    assert names_used() <= usage.keys()
-    for kernel in usage.values():
+    assert names_used().keys() <= usage.keys()
+    for name, kernel in usage.items():
         record_property(kernel.name, f"{kernel.registers} registers, {kernel.spill_bytes} bytes spilled")
-        assert kernel.registers * BLOCK_THREADS * LEAST_BLOCKS <= REGISTERS, kernel
+        block = BLOCKS[names_used()[name]]
+        threads = block.threads * block.per_sm if block.per_sm else LEAST_THREADS
+        assert kernel.registers * threads <= REGISTERS, kernel
         assert kernel.spill_bytes <= SPILL_LIMIT_BYTES, kernel
 
 
@@ -116,6 +119,6 @@ def test_building_ahead_says_what_each_kernel_takes(capsys: pytest.CaptureFixtur
     assert prebuild.main(["sm_90a"]) is None
     cubin, *kernels = capsys.readouterr().out.splitlines()
     assert cubin.startswith(str(jit.build("sm_90a").path))
-    assert {line.split(":")[0].strip() for line in kernels} >= names_used()
+    assert {line.split(":")[0].strip() for line in kernels} >= names_used().keys()
     assert all(" registers, " in line and " bytes spilled, " in line for line in kernels)
     assert "arch=sm_80 is not one of sm_90a, sm_100a, sm_103a" in str(prebuild.main(["sm_80"]))

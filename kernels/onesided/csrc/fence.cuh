@@ -1,4 +1,4 @@
-// Fence: plain stores, then a release and a flag; back, one flag and a pull, or a push as in fence_push.cuh.
+// Fence: plain stores, then a release and a flag; back, one flag and a pull.
 //
 // Every block of a source that sends raises a flag of its own at each destination, so no block waits for another of its
 // rank; the first flag says how many there are. Flags carry the round's epoch and are compared for equality: epochs may

@@ -20,11 +20,10 @@ struct Exchange {
     i64 headers_at[2];      // u64[capacity][ep]: see header.cuh; Fence has one set, as for records
     i64 records_at[2];      // [ep][capacity] records
     i64 escapes_at[2];      // [ep][capacity] bitmaps (Sentinel)
-    i64 returns_at;         // [ep][capacity] partials as they arrive (Sentinel, and Fence where it may push)
+    i64 returns_at;         // [ep][capacity] partials as they arrive (Sentinel)
     i64 partials_at;        // [ep][capacity] partials as the experts write them
     i64 dispatch_flags_at;  // u64[ep][kMaxFlags] (Fence)
     i64 combine_flags_at;   // u64[ep] (Fence)
-    i64 pushed_flags_at;    // u64[capacity][chunks of a partial][ep] (Fence where it may push)
     i64 record_stride, partial_stride, escape_stride;
 
     i32 ep, first_rank, local_ranks;

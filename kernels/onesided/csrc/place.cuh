@@ -8,8 +8,8 @@
 
 namespace epcross {
 
-/// How blocks divide the work. Sentinel, and Fence's push: every second layer of the grid sends and the others receive,
-/// so that neither waits for the other. Fence else: the first layer raises flags and awaits them, the others move rows.
+/// How blocks divide the work. Sentinel: every second layer of the grid sends and the others receive, so that neither
+/// waits for the other. Fence: the first layer raises flags and awaits them, the others move rows.
 enum class Roles { kHalves, kFirstAlone };
 
 struct Place {
@@ -94,10 +94,6 @@ EPCROSS_DEVICE i64 escapes_at(const Exchange& x, int set, int source, int token)
 }
 EPCROSS_DEVICE i64 return_at(const Exchange& x, int from, int token) {
     return x.returns_at + row_index(x, from, token) * x.partial_stride;
-}
-/// Flags of what all ranks push back of one chunk of an own token: `ep` words side by side, so that a warp looks at once.
-EPCROSS_DEVICE i64 pushed_flags_at(const Exchange& x, int token, int chunk, int chunks) {
-    return x.pushed_flags_at + (static_cast<i64>(token) * chunks + chunk) * x.ep * static_cast<i64>(sizeof(u64));
 }
 EPCROSS_DEVICE i64 partial_at(const Exchange& x, int source, int token) {
     return x.partials_at + row_index(x, source, token) * x.partial_stride;

@@ -30,7 +30,6 @@ struct RankMask {
     u32 w0, w1, w2;
 
     EPCROSS_DEVICE bool any() const { return (w0 | w1 | w2) != 0; }
-    EPCROSS_DEVICE bool has(int rank) const { return (rank < 32 ? w0 : rank < 64 ? w1 : w2) >> (rank & 31) & 1u; }
     /// The lowest rank, taken out; -1 if there is none.
     EPCROSS_DEVICE int pop() {
         if (w0) return take(w0, 0);
