@@ -50,15 +50,19 @@ class Buffer:
         self.buffer = torch.zeros(0)
 
 
+def staging_cast(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 and fp32 scales of bf16 [T, hidden], as the staging for compute capability 9 casts: by one over the scale."""
+    parts = x.float().unflatten(1, (-1, 128))
+    scales = parts.abs().amax(-1).clamp(min=1e-10) / torch.tensor(448.0)
+    return (parts * (1 / scales)[..., None]).flatten(1).to(torch.float8_e4m3fn), scales
+
+
 def install_deep_gemm(monkeypatch: Any, fault: str = "") -> None:
     def pre_dispatch(x, ids, weights, buf_x, buf_sf, buf_ids, buf_weights, num_tokens, group_size=128):
         assert x.dtype is torch.bfloat16
         assert ids.dtype is torch.int32
         assert group_size == 128
-        parts = x.float().unflatten(1, (-1, group_size))
-        scales = parts.abs().amax(-1).clamp(min=1e-10) / torch.tensor(448.0)
-        buf_x[:num_tokens] = (parts * (1 / scales)[..., None]).flatten(1).to(buf_x.dtype)
-        buf_sf[:num_tokens] = scales
+        buf_x[:num_tokens], buf_sf[:num_tokens] = staging_cast(x)
         buf_ids[:num_tokens], buf_weights[:num_tokens] = ids.long(), weights
         buf_ids[num_tokens:] = -1
 
