@@ -51,7 +51,7 @@ class LayerBackend(Backend):
     graph: ClassVar[GraphSupport] = GraphSupport.YES
 
     row_scaling: ClassVar[RowScaling] = RowScaling.QUOTIENT
-    """How hidden states become fp8 rows, for the oracle: as `quantise_rows` does it, unless the library does it itself."""
+    """How hidden states become fp8 rows: as `quantise_rows` does it, unless the library does. For the oracle."""
 
     make_compute: "MakeCompute | None" = None
 

@@ -156,7 +156,7 @@ class LayerDeepEPLowLatency(SplitLayer):
 
     name = "layer_deepep_ll"
     exchange_class = LowLatencyInLayer
-    row_scaling = RowScaling.FACTOR  # calculate_fp8_scales of its csrc/kernels/utils.cuh
+    row_scaling = RowScaling.FACTOR  # calculate_fp8_scales of its kernels/utils.cuh
 
     def unsupported(self, point: Point) -> str | None:
         """See `SplitLayer`."""

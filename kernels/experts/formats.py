@@ -20,8 +20,8 @@ class WeightFormat(StrEnum):
 
 
 class RowScaling(StrEnum):
-    """How bf16 rows are brought to fp8. A value of few bits over a largest one of few bits often lies halfway between two
-    codes, or would if scales were not rounded: then the order of operations says which it becomes."""
+    """How bf16 rows are brought to fp8. A value of few bits over a largest one of few bits often lies halfway between
+    two codes, or would if scales were not rounded: then the operations say which it becomes."""
 
     QUOTIENT = "quotient"  # scale = largest / 448, code = value / scale
     RECIPROCAL = "reciprocal"  # scale = largest / 448, code = value * (1 / scale)
@@ -48,6 +48,7 @@ class Arithmetic:
     gate_up_rounded: bool = False  # GEMM1 leaves bf16, and SwiGLU reads that
     output_rounded: bool = False  # an expert's output is rounded to bf16 before it is weighted
     weight_first: bool = False  # the weight multiplies the intermediate, before that is quantised
+    sums_kept: bool = False  # fp8: sums stay in accumulators, and are not added in fp32 every 128 values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 E4M3_MAX = 448.0
 _LEAST = {RowScaling.RECIPROCAL: 1e-10, RowScaling.FACTOR: 1e-4}
-"""What the largest magnitude of a block is taken to be at least, where a library says so: 1e-10 in DeepGEMM's staging for
-MegaMoE (its impls/sm90_mega_moe_pre_dispatch.cuh), 1e-4 in DeepEP's low-latency dispatch (kFP8Margin of its utils.cuh)."""
+"""What the largest magnitude of a block is taken to be at least: in the staging of DeepGEMM's MegaMoE (its
+impls/sm90_mega_moe_pre_dispatch.cuh), and in DeepEP's low-latency dispatch (kFP8Margin of its kernels/utils.cuh)."""
 _BLOCKS = 16  # of 128 values, for each program
 _E2M1_EXPONENT_MAX = 2
 _E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours 0, 0.5, 1, 1.5, 2, 3, 4, 6
@@ -114,9 +114,7 @@ def quantise_rows(
         )  # fmt: skip
 
 
-def _scales(
-    largest: "torch.Tensor", power_of_two: bool, scaling: RowScaling = RowScaling.QUOTIENT
-) -> "torch.Tensor":
+def _scales(largest: "torch.Tensor", power_of_two: bool, scaling: RowScaling = RowScaling.QUOTIENT) -> "torch.Tensor":
     """fp32: what maps `largest` to the largest e4m3, or the power of two that is not below it."""
     import torch
 

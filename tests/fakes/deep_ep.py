@@ -133,8 +133,8 @@ class ElasticBuffer:
 
 
 def low_latency_cast(rows: torch.Tensor, round_scale: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 and fp32 scales of bf16 [..., hidden], as the low-latency dispatch casts: by 448 over the largest magnitude, or
-    by the power of two that is not below its 448th part."""
+    """e4m3 and fp32 scales of bf16 [..., hidden], as the low-latency dispatch casts: by 448 over the largest magnitude,
+    or by the power of two that is not below its 448th part."""
     parts = rows.float().unflatten(-1, (-1, 128))
     largest = parts.abs().amax(-1).clamp(min=1e-4)
     factor, scales = torch.tensor(448.0) / largest, largest * torch.tensor(1 / 448)

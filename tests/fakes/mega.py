@@ -51,7 +51,7 @@ class Buffer:
 
 
 def staging_cast(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 and fp32 scales of bf16 [T, hidden], as the staging for compute capability 9 casts: by one over the scale."""
+    """e4m3 and fp32 scales of bf16 [T, hidden], as staging for compute capability 9 casts: by one over the scale."""
     parts = x.float().unflatten(1, (-1, 128))
     scales = parts.abs().amax(-1).clamp(min=1e-10) / torch.tensor(448.0)
     return (parts * (1 / scales)[..., None]).flatten(1).to(torch.float8_e4m3fn), scales
