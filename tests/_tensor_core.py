@@ -1,8 +1,7 @@
 """fp8 products as Hopper's tensor cores add them, emulated: 32 at a time, cut off `bits` below the largest of them.
 
 How many bits is not documented. DeepSeek-V3's report (section 3.3.2) says about 14 with the leading one, which is 13
-here. Numbers are cut off towards zero. A kernel adds every 128 values, times their scales, in fp32; or it goes on
-adding to what the accumulator holds, once that is brought to the next scales.
+here. Numbers are cut off towards zero. A kernel adds every 128 values, times their scales, in fp32.
 """
 
 import torch
@@ -17,9 +16,9 @@ _FP8 = Arithmetic(intermediate=RowFormat.FP8)
 _AT_ONCE = 1 << 24  # products
 
 
-def added(x: torch.Tensor, w: torch.Tensor, bits: int, held: torch.Tensor | None = None) -> torch.Tensor:
-    """fp32 [T, N] of codes [T, K] and [N, K], and what the accumulator held before."""
-    total = torch.zeros(len(x), len(w)) if held is None else held
+def added(x: torch.Tensor, w: torch.Tensor, bits: int) -> torch.Tensor:
+    """fp32 [T, N] of codes [T, K] and [N, K]."""
+    total = torch.zeros(len(x), len(w))
     for step in range(0, x.shape[1], 32):
         products = x[:, None, step : step + 32] * w[None, :, step : step + 32]
         largest = torch.maximum(products.abs().amax(-1), total.abs())
@@ -31,7 +30,7 @@ def added(x: torch.Tensor, w: torch.Tensor, bits: int, held: torch.Tensor | None
 
 
 def product(
-    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bits: int, *, kept: bool = False
+    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bits: int
 ) -> torch.Tensor:
     """fp32 [T, N] of e4m3 [T, K] with scales [T, K / 128], or more, and e4m3 [N, K] with scales [N / 128, K / 128]."""
     spread, width = w_scales.repeat_interleave(128, 0), x.shape[1] // x_scales.shape[1]
@@ -42,9 +41,8 @@ def product(
         total = torch.zeros(len(part), len(w))
         for block in range(x_scales.shape[1]):
             columns = slice(width * block, width * block + width)
-            codes = part[:, columns], w[:, columns].float()
-            scale = scales[:, block, None] * spread[None, :, width * block // 128]
-            total = added(*codes, bits, total / scale) * scale if kept else total + added(*codes, bits) * scale
+            sums = added(part[:, columns], w[:, columns].float(), bits)
+            total += sums * (scales[:, block, None] * spread[None, :, width * block // 128])
         parts.append(total)
     return torch.cat(parts)
 
@@ -68,15 +66,14 @@ def layer(
     assert copy.down_scales is not None
     for expert in range(shape.num_local_experts):
         row, selection = (one.ids == shape.first_slot + expert).nonzero(as_tuple=True)
-        first = copy.gate_up[expert], copy.gate_up_scales[expert]
-        sums = product(x[row], scales[row], *first, bits, kept=arithmetic.sums_kept)
+        sums = product(x[row], scales[row], copy.gate_up[expert], copy.gate_up_scales[expert], bits)
         if arithmetic.gate_up_rounded:
             sums = sums.to(torch.bfloat16).float()
         gate, up = sums.chunk(2, 1)
         weight = one.weights[row, selection, None]
         inner, outer = (weight, 1.0) if arithmetic.weight_first else (1.0, weight)
         h, h_scales = recast(torch.nn.functional.silu(gate) * up * inner, arithmetic.scale_block)
-        made = product(h, h_scales, copy.down[expert], copy.down_scales[expert], bits, kept=arithmetic.sums_kept)
+        made = product(h, h_scales, copy.down[expert], copy.down_scales[expert], bits)
         if arithmetic.output_rounded:
             made = made.to(torch.bfloat16).float()
         total.index_add_(0, row, made * outer)

@@ -7,7 +7,6 @@ back in BF16, and the token's rank adds them.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from epcross.harness.backends import vendor
@@ -24,10 +23,6 @@ REBUILDS = ("deep-gemm", "sgl-deep-gemm", "tokenspeed-deepgemm")
 """Names that the library, or a rebuild of its sources by others, is distributed under."""
 
 REMEDY = "make env-deepgemm builds its environment"
-
-_KEEPS_SUMS_FROM = 64
-"""Tokens of an expert, on average, from which the kernel for compute capability 9 has tiles of 128 rows, and leaves
-their sums in accumulators (get_block_config_for_mega_moe_sm90 of its csrc/jit_kernels/heuristics/sm90_mega_moe.hpp)."""
 
 _SM90 = (RowFormat.FP8, WeightFormat.FP8)
 _SM100 = {(RowFormat.MXFP8, WeightFormat.FP4): "fp8xfp4", (RowFormat.BF16, WeightFormat.BF16): "bf16xbf16"}
@@ -73,15 +68,11 @@ class MegaMoE(FusedLayer):
 
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:
         """See `LayerBackend`. On capability 9 a scale covers 64 or 128 values of the intermediate, by the tile that
-        the library chooses, and at many tokens sums may stay in accumulators (kReuseAccumAsFinal of its
-        impls/sm90_fp8_mega_moe.cuh). On 10 gate and up are rounded to bf16 first, and a scale covers 32 and is the
-        least power of two with which none saturates (its impls/sm100_fp8_fp4_mega_moe.cuh and
-        sm100_bf16_mega_moe.cuh)."""
+        the library chooses. On 10 gate and up are rounded to bf16 first, and a scale covers 32 and is the least power
+        of two with which none saturates (its impls/sm100_fp8_fp4_mega_moe.cuh and sm100_bf16_mega_moe.cuh)."""
         common: dict[str, Any] = {"weight_first": True, "output_rounded": True}
         if point.dispatch_format is RowFormat.FP8:
-            known = [Arithmetic(intermediate=RowFormat.FP8, scale_block=block, **common) for block in (64, 128)]
-            mean = sum(point.tokens) * point.model.top_k / point.placement.num_slots
-            return [*known, replace(known[0], sums_kept=True)] if mean >= _KEEPS_SUMS_FROM else known
+            return [Arithmetic(intermediate=RowFormat.FP8, scale_block=block, **common) for block in (64, 128)]
         common["gate_up_rounded"] = True
         if point.dispatch_format is RowFormat.BF16:
             return [Arithmetic(intermediate=RowFormat.BF16, **common)]

@@ -48,7 +48,6 @@ class Arithmetic:
     gate_up_rounded: bool = False  # GEMM1 leaves bf16, and SwiGLU reads that
     output_rounded: bool = False  # an expert's output is rounded to bf16 before it is weighted
     weight_first: bool = False  # the weight multiplies the intermediate, before that is quantised
-    sums_kept: bool = False  # fp8: sums stay in accumulators, and are not added in fp32 every 128 values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

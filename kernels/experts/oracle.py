@@ -16,20 +16,12 @@ element the farthest value that its own corners (gate -+ d, up -+ d) and the end
 carried through GEMM2 as an independent error, and the sum of squares is allowed (`Expected.slack`), with the square of
 half of ACCUMULATOR_LOSS times the size of GEMM2's own products (`intermediate.py` has the steps).
 
-A kernel that leaves its sums in the accumulator (`Arithmetic.sums_kept`) loses more of them. On its way to s the
-accumulator holds S, a random walk of products whose squares add to Q and which ends at s: S**2 is s**2 / 3 + Q / 6 on
-average. Each of K products is cut off at a unit of 2**-13 of the power of two below S, which loses a third of the
-unit's square, either way; and whenever S is brought to the next scales, it loses half of a unit towards zero. So, for
-one standard deviation, the share's square multiplies (K / 3 + (K / (2 * 128))**2) * (s**2 / 3 + Q / 6) as well, times
-the mean square of a power of two below a number.
-
 That bounds the worst of a token, and is far above what is usual. So errors are added over the tokens of each expert as
 well, and may be little more than what is expected of right ones (`expert_sums.py`).
 `tests/benchmark/fp8_accumulation.py` emulates the tensor cores and says how far right results stay below both bounds,
 and faults above them.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,9 +50,6 @@ USUAL_LOSS = 1 / 8
 """Of ACCUMULATOR_LOSS: one standard deviation, where errors are added (`expert_sums.py`)."""
 
 TIMES_PLAIN = 2.0
-
-_UNIT_SQUARE = 3 / (8 * math.log(2))
-"""Mean square of the power of two below a number, as a share of the number's, whose logarithm may be any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,14 +139,14 @@ def expected(
         inner, outer = (weight, torch.ones_like(weight)) if arithmetic.weight_first else (1.0, weight)
         lost = ACCUMULATOR_LOSS[row_format]
         sums = values[row] @ gate_up.T
-        size = _size(sums.square(), values[row].square() @ gate_up.square().T, shape[1], arithmetic)
-        lost_again = lost * _down_size(down.shape[1], arithmetic)
+        partial_sums = sums.square() * (4 * FP8_BLOCK / shape[1])
+        size = (values[row].square() @ gate_up.square().T + partial_sums).sqrt()
         made = intermediate(sums, size, inner, arithmetic, lost=lost, usual=lost * USUAL_LOSS)
         down_squares, outer_squares = down.square(), torch.as_tensor(outer, device=device).square()
         value.index_add_(0, row, made.value @ down.T * outer)
-        spread = made.farthest.square() + (lost_again / 2 * made.value).square()
+        spread = made.farthest.square() + (lost / 2 * made.value).square()
         slack.index_add_(0, row, spread @ down_squares.T * outer_squares)
-        moves.add(slot, row, made, down_squares, outer_squares, lost_again * USUAL_LOSS)
+        moves.add(slot, row, made, down_squares, outer_squares, lost * USUAL_LOSS)
         plain = plain_intermediate(values[row].float() @ gate_up.float().T, inner, arithmetic)
         output = plain.float() @ down.float().T
         if arithmetic.output_rounded:
@@ -258,24 +247,6 @@ def row_values(row_format: RowFormat, rows: "torch.Tensor", scales: "torch.Tenso
         return rows.view(torch.bfloat16).double()
     scale = scales.contiguous().view(torch.float32)[:, : rows.shape[1] // FP8_BLOCK]
     return rows.view(torch.float8_e4m3fn).double() * scale.double().repeat_interleave(FP8_BLOCK, 1)
-
-
-def _size(sums: "torch.Tensor", products: "torch.Tensor", width: int, arithmetic: Arithmetic) -> "torch.Tensor":
-    """What sums of `width` products may lose is a share of, from squares of sums and sums of squares of products."""
-    squares = products + sums * (4 * FP8_BLOCK / width)
-    if arithmetic.sums_kept:
-        squares = squares + _kept(width, FP8_BLOCK) * (sums / 3 + products / 6)
-    return squares.sqrt()
-
-
-def _down_size(width: int, arithmetic: Arithmetic) -> float:
-    """The same of GEMM2, as a multiple of the root of its squared products, of which sums are as large on average."""
-    return math.sqrt(1 + _kept(width, arithmetic.scale_block) / 2) if arithmetic.sums_kept else 1.0
-
-
-def _kept(width: int, block: int) -> float:
-    """See `Arithmetic.sums_kept` at the head of this file; `block` values share a scale."""
-    return _UNIT_SQUARE * (width / 3 + (width / (2 * block)) ** 2)
 
 
 def _rounded(values: "torch.Tensor") -> "torch.Tensor":

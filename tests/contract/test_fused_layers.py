@@ -79,18 +79,6 @@ def test_codes_in_marlins_order():
     assert marlin(packed).tolist() == [[0x04, 0x15, 0x26, 0x37, 0x8C, 0x9D, 0xAE, 0xBF]]
 
 
-def test_sums_may_stay_in_accumulators_only_where_the_library_has_large_tiles():
-    backend = MegaMoE(MegaMoE.option_defaults())
-    given = point(MegaMoE, "fp8_fp8")
-    slots, top_k = given.placement.num_slots, given.model.top_k
-    for mean, kept in ((63, [False, False]), (64, [False, False, True])):
-        tokens = -(-mean * slots // (2 * top_k))  # of each of two ranks
-        few = tokens if kept[-1] else tokens - 1
-        assert [rule.sums_kept for rule in backend.arithmetics(replace(given, tokens=(few, few)))] == kept
-    for other in (MegaMoEMxfp4, MegaMoEPush):
-        assert not any(rule.sums_kept for rule in other(other.option_defaults()).arithmetics(given))
-
-
 def test_scales_of_nvfp4_are_the_same_powers_of_two_twice():
     made = MegaMoENvfp4(MegaMoENvfp4.option_defaults()).library_scales(torch.arange(122, 134, dtype=torch.uint8)[None])
     values = made.view(torch.float8_e4m3fn).float()
