@@ -29,7 +29,7 @@ from epcross.harness.point import Point
 from epcross.harness.terms import BackendKind, Boundary, GraphSupport, Phase
 from epcross.kernels.experts.capability import power_of_two_scales
 from epcross.kernels.experts.compute import ComputeDescription
-from epcross.kernels.experts.formats import Arithmetic, ExpertShape
+from epcross.kernels.experts.formats import Arithmetic, ExpertShape, RowScaling
 from epcross.kernels.formats import RowFormat
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ class LayerBackend(Backend):
     phases: ClassVar[frozenset[Phase]] = frozenset({Phase.DISPATCH, Phase.COMBINE, Phase.LAYER, Phase.LAYER_COMM})
     host_sync: ClassVar[bool] = False
     graph: ClassVar[GraphSupport] = GraphSupport.YES
+
+    row_scaling: ClassVar[RowScaling] = RowScaling.QUOTIENT
+    """How hidden states become fp8 rows: as `quantise_rows` does it, unless the library does. For the oracle."""
 
     make_compute: "MakeCompute | None" = None
 

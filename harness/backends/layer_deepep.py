@@ -13,7 +13,7 @@ from epcross.harness.point import Point
 from epcross.harness.terms import RowFormat
 from epcross.kernels.experts.capability import power_of_two_scales
 from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE
-from epcross.kernels.experts.formats import FP8_BLOCK, Layout
+from epcross.kernels.experts.formats import FP8_BLOCK, Layout, RowScaling
 from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, flat_rows
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ class LayerDeepEPLowLatency(SplitLayer):
 
     name = "layer_deepep_ll"
     exchange_class = LowLatencyInLayer
+    row_scaling = RowScaling.FACTOR  # calculate_fp8_scales of its kernels/utils.cuh
 
     def unsupported(self, point: Point) -> str | None:
         """See `SplitLayer`."""

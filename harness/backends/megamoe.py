@@ -15,7 +15,7 @@ from epcross.harness.backends.fused_layer import FusedLayer
 from epcross.harness.backends.layer import layer_boundaries
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary
-from epcross.kernels.experts.formats import Arithmetic, WeightFormat
+from epcross.kernels.experts.formats import Arithmetic, RowScaling, WeightFormat
 from epcross.kernels.experts.weights import WeightCopy
 from epcross.kernels.formats import RowFormat
 
@@ -35,6 +35,7 @@ class MegaMoE(FusedLayer):
     name = "megamoe"
     formats = frozenset({_SM90, *_SM100})
     ids_type = "int32"  # staging widens them
+    row_scaling = RowScaling.RECIPROCAL  # its impls/sm90_mega_moe_pre_dispatch.cuh; by powers of two all are the same
     boundary = layer_boundaries(
         frozenset({Boundary.LAYOUT, Boundary.COUNT_EXCHANGE, Boundary.TRANSFER}),
         frozenset({Boundary.TRANSFER, Boundary.REDUCE}),

@@ -203,7 +203,7 @@ class LayerRanks:
         if self.point.dispatch_format is RowFormat.MXFP8:
             return mxfp8_values(hidden)
         powers = expert_shape(self.point, 0).power_of_two_scales
-        quantised, scales = quantise_fp8_rows(hidden, power_of_two=powers)
+        quantised, scales = quantise_fp8_rows(hidden, power_of_two=powers, scaling=self.backend.row_scaling)
         return (quantised.double().unflatten(1, (scales.shape[1], -1)) * scales.double()[..., None]).flatten(1)
 
     def experts(self) -> "Callable[[int], tuple[Tensor, Tensor]]":

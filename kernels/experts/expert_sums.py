@@ -12,7 +12,7 @@ the squared error grows by a_j = q_j**2 * w**2 * D_j, where w is the routing wei
 GEMM2's column j over the columns that are looked at. E is what is expected of the sum; V is its variance, the sum of
 E_j * a_j, and for each token 2 * E**2 / columns, as moves add like vectors of random direction; J is the farthest that
 any one element may move. A right sum is above with a chance of exp(-L), 1e-12, at most, and a unit has less than a
-million of them. At few tokens J decides (z is about 5 J), at many E.
+million of them. At few tokens J decides (z is 6 to 10 J), at many E.
 
 A token of several experts counts for each of them, with the expert's share of what is expected of the token.
 """

@@ -19,6 +19,15 @@ class WeightFormat(StrEnum):
     FP4 = "fp4"  # e2m1, one e8m0 scale per 32 along the summed dimension
 
 
+class RowScaling(StrEnum):
+    """How bf16 rows are brought to fp8. A value of few bits over a largest one of few bits often lies halfway between
+    two codes, or would if scales were not rounded: then the operations say which it becomes."""
+
+    QUOTIENT = "quotient"  # scale = largest / 448, code = value / scale
+    RECIPROCAL = "reciprocal"  # scale = largest / 448, code = value * (1 / scale)
+    FACTOR = "factor"  # scale = largest * (1 / 448), code = value * (448 / largest)
+
+
 class Layout(StrEnum):
     """How the rows of a rank lie in memory; `rows.py` has a class for each."""
 

@@ -5,7 +5,8 @@
 For 13 bits and for 10 (tests/_tensor_core.py): what an element of GEMM1 loses, as a share of the root of the sum of its
 squared products (the bound's d is `ACCUMULATOR_LOSS`); the largest `times_allowed` of all tokens, and of all experts
 over their tokens, which must stay below 1; the sum of squared errors over what is expected of it; and for each fault
-the largest of both, of which one must be above 1. A chunk of 500 tokens at a time.
+the largest of both, of which one must be above 1. A chunk of 500 tokens at a time. Last, experts of 1, 2, 3 and 8
+tokens that round as each library declares (`Arithmetic`), by the rule for sums over them.
 """
 
 import argparse
@@ -30,6 +31,13 @@ from tests._experts import rank_major, shape_of  # noqa: E402  # isort: skip
 
 CHUNK = 500
 BITS = (13, 10)
+_FP8 = Arithmetic(intermediate=RowFormat.FP8)
+LIBRARIES = {
+    "gather_gemm": _FP8,
+    "deepgemm": replace(_FP8, gate_up_rounded=True, output_rounded=True),
+    "megamoe": replace(_FP8, scale_block=64, weight_first=True, output_rounded=True),
+}
+FEW, FEW_TIMES = (1, 2, 3, 8), 25
 FACTORS = {"gate_up_scales": (0.68, 2.97), "down_scales": (0.88, 1.28)}  # hard to see at DeepSeek-V3's sizes
 
 
@@ -72,6 +80,20 @@ def of_expected(out: torch.Tensor, wanted: oracle.Expected) -> float:
     return error / (plain + wanted.moves.mean[:, -1].sum().item())
 
 
+def few_tokens(shape: ExpertShape, copy: WeightCopy, tokens: int, arithmetic: Arithmetic) -> torch.Tensor:
+    """`times_allowed` of every expert, each with so many tokens of its own, over and over."""
+    experts = shape.num_local_experts
+    given = replace(shape, top_k=1, capacity_rows=tokens * experts)
+    found = []
+    for number in range(FEW_TIMES):
+        rows = rank_major(given, seed=number, headers=False, share=1.0, slots=experts)
+        rows.sets[0].ids[:] = torch.arange(experts, dtype=torch.int32).repeat(tokens)[:, None]
+        _, wanted = oracle.expected_of_rows(given, copy, rows, arithmetic)
+        out = _tensor_core.layer(given, copy, rows, BITS[0], arithmetic)
+        found.append(oracle.judge(out, wanted).experts.times_allowed)
+    return torch.cat(found)
+
+
 def both(judged: oracle.Judgement) -> str:
     """How much of either bound is used."""
     token, expert = judged.times_allowed.max().item(), judged.experts.times_allowed.max().item()
@@ -90,12 +112,11 @@ def main() -> None:
         num_local_experts=words.experts, top_k=top_k, capacity_rows=chunk,
     )  # fmt: skip
     copy = make_weights(shape, seed=1, device="cpu").copies[0]
-    arithmetic = Arithmetic(intermediate=RowFormat.FP8)
     worst: dict[int, list[torch.Tensor]] = {bits: [] for bits in BITS}
     seen: dict[str, str] = {}
     for number in range(math.ceil(words.tokens / chunk)):
         rows = rank_major(shape, seed=number, headers=False, share=1.0, slots=words.experts)
-        _, wanted = oracle.expected_of_rows(shape, copy, rows, arithmetic)
+        _, wanted = oracle.expected_of_rows(shape, copy, rows, _FP8)
         for bits in BITS:
             if number == 0:
                 share = lost(shape, copy, rows, bits)
@@ -124,6 +145,13 @@ def main() -> None:
         )
     for name, words_of_both in seen.items():
         sys.stdout.write(f"{name}: {words_of_both}\n")
+    for name, rounds in LIBRARIES.items():
+        for tokens in FEW:
+            sums = few_tokens(shape, copy, tokens, rounds)
+            sys.stdout.write(
+                f"{name}, experts of {tokens} tokens: {len(sums)} sums reach {sums.max().item():.2f}, half of them"
+                f" {sums.median().item():.2f}\n"
+            )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from epcross.harness.verification.contract import refusal, run_case
 from epcross.harness.verification.layer_contract import LayerVisit, suite
 from epcross.kernels.experts import capability, deepgemm
 from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE, DeepGemm
+from epcross.kernels.experts.formats import RowScaling
 from epcross.kernels.experts.quantise import quantise_rows
 
 INSTALL = {
@@ -96,6 +97,13 @@ def test_a_dropped_expert_is_found_behind_any_exchange(backend, monkeypatch):
     INSTALL[backend](monkeypatch)
     found = visited(backend, "plain_fp8_fp8", DropsAnExpert)
     assert any("tokens wrong" in text for text in found), found
+
+
+def test_rows_that_are_cast_by_other_operations_than_are_declared_are_found(monkeypatch):
+    install_deep_ep(monkeypatch)
+    monkeypatch.setattr(LayerDeepEPLowLatency, "row_scaling", RowScaling.QUOTIENT)
+    found = visited(LayerDeepEPLowLatency, "plain_fp8_fp8")
+    assert any("wrong outputs" in text for text in found), found
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from epcross.kernels.experts import oracle
 from epcross.kernels.experts.expert_sums import Moves, judge_sums
 from epcross.kernels.experts.formats import Arithmetic, WeightFormat
 from epcross.kernels.experts.intermediate import intermediate, plain_intermediate
-from epcross.kernels.experts.quantise import quantise_fp8_rows
 from epcross.kernels.experts.weights import make_weights
 from epcross.kernels.formats import RowFormat
 
@@ -90,6 +89,34 @@ def test_a_sum_worked_out_by_hand() -> None:
     assert lost.times_allowed.tolist() == [math.inf, math.inf]
 
 
+@pytest.mark.parametrize(
+    "arithmetic",
+    [FP8, replace(FP8, gate_up_rounded=True, output_rounded=True), replace(FP8, scale_block=64, weight_first=True)],
+    ids=["as gather_gemm", "as DeepGEMM", "as MegaMoE"],
+)
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_sums_of_few_tokens_are_right_by_whatever_rounding_is_declared(arithmetic: Arithmetic, tokens: int) -> None:
+    shape = shape_of(
+        RowFormat.FP8, WeightFormat.FP8, hidden=512, intermediate=256, first_slot=0, top_k=1, capacity_rows=4 * tokens
+    )
+    copy = make_weights(shape, seed=1, device="cpu").copies[0]
+    assert copy.down_scales is not None
+    scales = copy.down_scales.clone()
+    scales[:, 0, 0] *= 1.6
+    stale = replace(copy, down_scales=scales)
+    right, wrong = [], []
+    for seed in range(3):
+        rows = rank_major(shape, seed=seed, headers=False, share=1.0, slots=4)
+        rows.sets[0].ids[:] = torch.arange(4, dtype=torch.int32).repeat(tokens)[:, None]
+        _, wanted = oracle.expected_of_rows(shape, copy, rows, arithmetic)
+        for given, found in ((copy, right), (stale, wrong)):
+            judged = oracle.judge(_tensor_core.layer(shape, given, rows, 13, arithmetic), wanted)
+            assert judged.experts.tokens == [tokens] * 4
+            found.append(judged.experts.times_allowed)
+    assert torch.cat(right).max() < 0.8
+    assert torch.cat(wrong).min() > 1
+
+
 def test_a_stale_scale_that_every_token_hides_is_seen_in_their_sum() -> None:
     shape = shape_of(
         RowFormat.FP8, WeightFormat.FP8, hidden=1024, intermediate=512, first_slot=5, top_k=4, capacity_rows=64
@@ -133,7 +160,7 @@ def test_a_stale_scale_of_gemm2_at_the_size_of_deepseek() -> None:
     codes, scales = one.rows.view(torch.float8_e4m3fn), one.scales.contiguous().view(torch.float32)
     sums = _tensor_core.product(codes, scales, copy.gate_up[0], copy.gate_up_scales[0], 13)
     gate, up = sums.chunk(2, 1)
-    h, h_scales = quantise_fp8_rows(torch.nn.functional.silu(gate) * up)
+    h, h_scales = _tensor_core.recast(torch.nn.functional.silu(gate) * up)
     made = _tensor_core.product(h, h_scales, copy.down[0], copy.down_scales[0], 13)
     _, wanted = oracle.expected_of_rows(shape, copy, rows, FP8)
     right = oracle.judge((made * one.weights).to(torch.bfloat16), wanted)
