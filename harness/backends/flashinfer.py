@@ -45,7 +45,7 @@ class FlashInfer(GpuBackend):
     _communication: Any = None
 
     def unavailable(self) -> str | None:
-        """No GPU, no library, or one whose interface is another."""
+        """No GPU, no library, one whose interface is another, or a GPU that the library does not take."""
         if reason := vendor.no_gpu(self.least_capability) or vendor.no_module("flashinfer", REMEDY):
             return reason
         module = "flashinfer.moe_ep.core.comm.communication"
@@ -57,7 +57,9 @@ class FlashInfer(GpuBackend):
         made = getattr(moe_ep, self.library, None)
         if made is None:
             return f"{found} has no {self.library}; {REMEDY}"
-        return vendor.lacks(f"{self.library}.dispatch", made.dispatch, *_DISPATCH_TAKES) or self.differs()
+        return (
+            vendor.lacks(f"{self.library}.dispatch", made.dispatch, *_DISPATCH_TAKES) or self.differs() or _no_nvlink()
+        )
 
     @abstractmethod
     def differs(self) -> str | None:
@@ -176,6 +178,22 @@ class FlashInfer(GpuBackend):
             vendor.synchronize()
             self._group.barrier()
             communication.destroy()
+
+
+def _no_nvlink() -> str | None:
+    """Why the library does not take this GPU, by its own test, which it makes where ranks share a GPU as well."""
+    from flashinfer.comm.mnnvl import MnnvlMemory  # type: ignore[import-not-found]
+
+    try:
+        taken = MnnvlMemory.supports_mnnvl()
+    except Exception as error:  # NVML's own, or torch's
+        return f"FlashInfer cannot ask for this GPU's NVLinks: {type(error).__name__}: {error}"
+    if taken:
+        return None
+    return (
+        "FlashInfer takes GPUs whose NVLinks are all up, also for ranks that share one; this GPU has none that reach"
+        " another, or some are down: nvidia-smi nvlink --status"
+    )
 
 
 def _quant_format(row_format: RowFormat) -> Any:

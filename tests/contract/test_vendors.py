@@ -1,5 +1,6 @@
 """Adapters of libraries that are not here, against imitations of what those document, through the contract's cases."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -133,3 +134,22 @@ def test_another_transport_than_asked_for_is_a_failure(fault, monkeypatch):
     install_flashinfer(monkeypatch, fault)
     found = visited(FlashInferOneSided, "plain", transport="lamport")
     assert any("was asked for transport=lamport and took" in text for text in found), found
+
+
+@pytest.mark.parametrize("backend", [FlashInferOneSided, FlashInferTwoSided], ids=lambda backend: backend.name)
+def test_a_gpu_that_the_library_does_not_take_is_told_before_it_is_asked_to(backend, monkeypatch):
+    install_flashinfer(monkeypatch)
+    monkeypatch.setattr("epcross.harness.backends.vendor.no_gpu", lambda least=(0, 0): None)
+    monkeypatch.setattr("epcross.harness.backends.vendor.lacks", lambda *names: None)
+    monkeypatch.setattr(backend, "differs", lambda self: None)
+    asked = sys.modules["flashinfer.comm.mnnvl"].MnnvlMemory
+    made = backend(backend.option_defaults())
+    assert made.unavailable() is None
+    monkeypatch.setattr(asked, "supports_mnnvl", lambda: False)
+    assert "NVLinks are all up, also for ranks that share one" in (made.unavailable() or "")
+
+    def broken():
+        raise OSError("no NVML")
+
+    monkeypatch.setattr(asked, "supports_mnnvl", broken)
+    assert made.unavailable() == "FlashInfer cannot ask for this GPU's NVLinks: OSError: no NVML"

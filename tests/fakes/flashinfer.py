@@ -177,5 +177,6 @@ def install_flashinfer(monkeypatch: Any, fault: str = "") -> None:
         module(f"{ONE}.kernels", get_nvlink_one_sided_alltoall_module=lambda: None),
         module(f"{TWO}.config", NVLinkTwoSidedConfig=NVLinkTwoSidedConfig),
         module(f"{TWO}.kernels", get_nvlink_two_sided_alltoall_module=lambda: None),
+        module("flashinfer.comm.mnnvl", MnnvlMemory=type("MnnvlMemory", (), {"supports_mnnvl": lambda: True})),
         module("flashinfer.fused_moe.api", QuantFormat=QuantFormat),
     )
