@@ -80,6 +80,14 @@ def test_short_graphs_are_taken_where_long_ones_are_slower(extra, size):
     assert timer.chain(pair, pairs=100, sets=2) == 100
 
 
+def test_what_holds_up_one_long_chain_makes_no_graphs_short():
+    timer, device, pair = parts()
+    hitches_us = iter([0.0, 5000.0])  # of the fill, and of the first replay that is timed
+    device.long_graph_us = lambda lasts_ns: next(hitches_us, 0.0)
+    timer.expect(5.0)
+    assert timer.steady(pair, pairs=500, sets=2).graph_pairs == MOST_PAIRS
+
+
 def test_all_ranks_take_short_graphs_if_one_needs_them():
     def rank(group):
         clock = Clock()
@@ -159,6 +167,15 @@ def test_all_series_of_a_unit_are_timed_as_the_first_one(first, later):
     device.enqueue_us = later * 9 * MOST_PAIRS
     assert [timer.steady(pair, pairs=400, sets=2, name=name).held for name in ("steady", "in place")] == [held, held]
     assert held is (first > 0.8)
+
+
+def test_a_host_that_was_slow_before_the_series_that_count_holds_none_of_them():
+    timer, device, pair = parts(enqueue_us=0.9 * 9 * WARM_PAIRS)
+    assert timer.steady(pair, pairs=WARM_PAIRS, sets=2).held
+    timer.expect(GRAPH_US / WARM_PAIRS)  # graphs as long as those before
+    device.enqueue_us = 0.0
+    series = timer.steady(pair, pairs=400, sets=2)
+    assert (series.graph_pairs, series.held) == (WARM_PAIRS, False)
 
 
 def test_the_instrument_of_graphs_by_themselves_is_an_empty_one_by_itself():
