@@ -27,7 +27,8 @@ class Block:
 
 
 ROW = "row"
-"""The variant of Fence's dispatch whose blocks hold a whole row of 16 KB, one on each multiprocessor."""
+"""The variant of Fence's dispatch whose blocks hold a whole row, up to 14 KB, and its tail, one on each multiprocessor. A
+row of more takes `wide`: most warps of its second block would have nothing to do."""
 
 BLOCKS = {
     "narrow": Block(per_lane=1),
@@ -111,12 +112,12 @@ def step(phase: Phase, at: Layout, tokens: int, resident: Mapping[str, int], loc
         at: the layout in use.
         tokens: decides the grid only; a rank may have more or fewer.
         resident: blocks of each kernel that may wait at once on this GPU, by all local ranks together. `wide` stands
-            in for a variant whose kernel it lacks.
+            in for `row` where it has none, or a row is too long for one block.
         local_ranks: ranks served by the launch; every one gets as many blocks.
     """
     kernels = kernel_names(at.protocol)
     variant = _variant(phase, at, tokens, local_ranks)
-    if kernels[phase, variant] not in resident:
+    if variant == ROW and (kernels[phase, ROW] not in resident or _chunks(phase, at, ROW) > BLOCKS[ROW].warps):
         variant = "wide"
     kernel = kernels[phase, variant]
     room = resident[kernel] // local_ranks

@@ -217,6 +217,25 @@ def test_many_tokens_take_blocks_that_hold_a_row_where_a_gpu_has_one_rank() -> N
     assert [usable(ROW, ranks) for ranks in (1, 2)] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("row_bytes", "scale_bytes", "served"),
+    [
+        (14336, 0, "row"),
+        (14336, 2048 - 64, "row"),  # with ids and weights, the most that the tail's warp holds
+        (14336, 2048 - 48, "wide"),
+        (14352, 0, "wide"),  # 14 KB and a vector
+        (7168, 224, "row"),
+    ],
+)
+def test_rows_that_no_block_holds_take_wide(row_bytes: int, scale_bytes: int, served: str) -> None:
+    names = kernel_names(Protocol.FENCE)
+    resident = {name: 132 if variant == ROW else 792 for (_, variant), name in names.items()}
+    shape = Shape(ep_size=2, capacity=4096, row_bytes=row_bytes, scale_bytes=scale_bytes, top_k=8, hidden=7168)
+    chosen = step(Phase.DISPATCH, layout(Protocol.FENCE, shape), 4096, resident)
+    assert chosen.kernel == f"fence_dispatch_{served}"
+    assert (chosen.chunk_blocks == 1) is (served == "row")
+
+
 def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_takes_some() -> None:
     assert resident_blocks(8, 132) == 1056
     assert resident_blocks(8, 132, dependent=False) == 1056
