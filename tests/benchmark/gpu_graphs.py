@@ -6,7 +6,7 @@ A pair is an all-gather and a reduce-scatter of TOKENS rows of hidden 7168 in BF
 line is one length, with the first kernels as the profiler saw them, which tells time on the GPU from time between
 kernels. `launch us` is what the host takes to enqueue a pair while the GPU is held, so that nothing keeps it waiting,
 and `held us` the period of a single graph that was enqueued whole before it ran: if a chain takes as long as its
-launches, and longer than that, it is the host that is timed. harness/measuring/cuda_timing.py rests on it: how many
+launches, and longer than that, it is the host that is timed. harness/measuring/cuda_steady.py rests on it: how many
 pairs a steady graph holds, and what it does about a slow host.
 """
 
