@@ -9,6 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from epcross.kernels.formats import RowFormat  # noqa: E402
+from epcross.kernels.onesided import plan  # noqa: E402
+from epcross.kernels.onesided.layout import Protocol  # noqa: E402
 
 from tests.gpu._rounds import FORMS, Case, always, make_inputs, play  # noqa: E402  # isort: skip
 
@@ -17,8 +19,15 @@ def main() -> None:
     """Every kernel, with odd shapes, empty ranks and words that need escapes."""
     for protocol in FORMS:
         with pytest.MonkeyPatch.context() as patch:
+            every_variant(patch)
             always(protocol, patch)
             rounds(protocol)
+
+
+def every_variant(patch: pytest.MonkeyPatch) -> None:
+    """Have the few tokens of `rounds` take every kernel of either protocol; until `patch` is undone."""
+    limits = ((12, "narrow", "narrow"), (100, "mid", "mid"), (None, "wide", "wide"))
+    patch.setattr(plan, "VARIANTS", dict.fromkeys(Protocol, limits))
 
 
 def rounds(protocol: str) -> None:
@@ -37,9 +46,19 @@ def rounds(protocol: str) -> None:
         for seed, counts in enumerate(([2, 0, 1], [3], [30, 1], [200, 7], [0])):
             of_ranks = [counts[rank % len(counts)] for rank in range(ep_size)]
             play(exchange, make_inputs(case, of_ranks, seed, reserved=True), case.linear())
-            used |= {kernel["name"].rpartition("_")[2] for kernel in exchange.describe()["kernels"].values()}
-        assert used == {"narrow", "mid", "row" if protocol == "fence_row" else "wide"}
+            used |= {kernel["name"] for kernel in exchange.describe()["kernels"].values()}
+        assert used == kernels_of(protocol)
         exchange.close()
+
+
+def kernels_of(form: str) -> set[str]:
+    """Names of all that a form may take."""
+    rows = form == "fence_row"
+    return {
+        name
+        for (phase, variant), name in plan.kernel_names(Protocol(form.partition("_")[0])).items()
+        if phase is plan.Phase.COMBINE or (variant == plan.ROW) is rows
+    }
 
 
 if __name__ == "__main__":
