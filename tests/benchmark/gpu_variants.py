@@ -19,6 +19,7 @@ needs no GPU: registers and spills of each kernel at each number of threads.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -39,7 +40,6 @@ from torch.multiprocessing.spawn import spawn  # noqa: E402
 
 from epcross.kernels.errors import EpcrossError  # noqa: E402
 from epcross.kernels.onesided import jit, plan  # noqa: E402
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS  # noqa: E402
 
 from tests.gpu._rounds import Case, random_ids  # noqa: E402  # isort: skip
 
@@ -50,6 +50,8 @@ _build, _blocks = jit.build, dict(plan.BLOCKS)
 BOUNDED = ("narrow", "mid", "wide")
 """Variants whose blocks have as many threads as `EPCROSS_MAX_THREADS` allows."""
 plan_threads = _blocks["wide"].threads
+ROW_THREADS = 512
+"""At most, of `row`'s blocks: as csrc/kernels.cu bounds it."""
 
 
 def defines(threads: int, given: Sequence[str] = ()) -> dict[str, str]:
@@ -84,10 +86,24 @@ def block_kinds(text: str) -> dict[str, plan.Block]:
     for word in text.split(","):
         name, _, size = word.partition("=")
         threads, _, per_sm = size.partition("x")
-        if name not in _blocks or not threads.isdecimal() or not per_sm.isdecimal():
-            raise argparse.ArgumentTypeError(f"{word} is no variant=THREADSxBLOCKS, such as row=512x1")
+        if name not in _blocks or not threads.isdecimal() or not per_sm.isdecimal() or not int(per_sm):
+            known = ", ".join(_blocks)
+            raise argparse.ArgumentTypeError(
+                f"{word} is no variant=THREADSxBLOCKS, such as row=512x1, with one of {known} and a block at least"
+            )
         found[name] = replace(_blocks[name], threads=thread_counts(threads)[0], per_sm=int(per_sm))
     return found
+
+
+def too_large(kinds: Sequence[str], given: Sequence[str]) -> str:
+    """Which of `--block` have more threads than their kernel is compiled for; empty if none."""
+    bounded = int(defines(plan_threads, given).get("EPCROSS_MAX_THREADS", plan_threads))
+    found = []
+    for name, block in itertools.chain.from_iterable(block_kinds(kind).items() for kind in kinds):
+        if block.threads > (most := bounded if name in BOUNDED else ROW_THREADS):
+            more = f", or --define EPCROSS_MAX_THREADS={block.threads}" if name in BOUNDED else ""
+            found.append(f"--block {name}={block.threads}x{block.per_sm}: {name} has at most {most} threads{more}")
+    return "; ".join(found)
 
 
 def spans_us(graph: torch.cuda.CUDAGraph) -> dict[str, float]:
@@ -100,10 +116,15 @@ def spans_us(graph: torch.cuda.CUDAGraph) -> dict[str, float]:
     return {phase: round(statistics.fmean(each), 3) for phase, each in times.items() if each}
 
 
-def period_us(case: Case, tokens: int, group: Any) -> tuple[float, dict[str, float]]:
-    """The chained pair's period on this process, and what its kernels take."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        exchange = case.exchange(group=group)
+def check_kernels(took: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise unless the kernels that were asked for ran: `wide` stands in for `row` where that cannot serve."""
+    if list(took) != list(wanted):
+        raise EpcrossError(f"{', '.join(took)} ran in place of {', '.join(wanted)}, which cannot serve this shape here")
+
+
+def period_us(case: Case, tokens: int, group: Any, kernels: Sequence[str]) -> tuple[float, dict[str, float]]:
+    """The chained pair's period on this process, and what its `kernels` take."""
+    with torch.cuda.stream(torch.cuda.Stream()), contextlib.closing(case.exchange(group=group)) as exchange:
         ranks = exchange.local_ranks
         shape = (ranks, tokens) if ranks > 1 else (tokens,)
         generator = torch.Generator("cuda").manual_seed(exchange.rank)
@@ -120,6 +141,7 @@ def period_us(case: Case, tokens: int, group: Any) -> tuple[float, dict[str, flo
             exchange.combine(out)
 
         pair(0)
+        check_kernels([kernel["name"] for kernel in exchange.describe()["kernels"].values()], kernels)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
@@ -143,7 +165,6 @@ def period_us(case: Case, tokens: int, group: Any) -> tuple[float, dict[str, flo
         spans = spans_us(graph)
         exchange.check()
         del graph
-        exchange.close()
     return statistics.median(times), spans
 
 
@@ -155,7 +176,8 @@ def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str
     if not one_launch:
         distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ep)
         group = distributed.group.WORLD
-    plan.ROW_RANKS = MAX_LOCAL_RANKS  # type: ignore[misc]  # in one launch, too
+    # in one launch, too, if such blocks, one on each multiprocessor, are enough: two for each rank
+    plan.ROW_RANKS = torch.cuda.get_device_properties(0).multi_processor_count // 2  # type: ignore[misc]
     found: list[dict[str, Any]] = []
     for protocol in words.protocols:
         for tokens in words.tokens:
@@ -164,7 +186,7 @@ def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str
                 use_blocks(kind, words.define)
                 for there, back in pairs_of(protocol, words.variants):
                     plan.VARIANTS[plan.Protocol(protocol)] = ((None, there, back),)
-                    us, spans, reason = slowest(case, tokens, group)
+                    us, spans, reason = slowest(case, tokens, group, (there, back))
                     at = {"protocol": protocol, "ep_size": ep, "tokens": tokens, "blocks": kind}
                     found.append(
                         {**at, "dispatch": there, "combine": back, "us": us, "spans_us": spans, "reason": reason}
@@ -178,11 +200,15 @@ def measure(rank: int, words: argparse.Namespace, one_launch: bool, meeting: str
         distributed.destroy_process_group()
 
 
-def slowest(case: Case, tokens: int, group: Any) -> tuple[float | None, dict[str, float], str]:
+def slowest(
+    case: Case, tokens: int, group: Any, variants: tuple[str, str]
+) -> tuple[float | None, dict[str, float], str]:
     """Microseconds of the slowest rank, of either kernel on this one, or why there are none. What is refused, all ranks
     refuse alike."""
     try:
-        us, spans = period_us(case, tokens, group)
+        names = plan.kernel_names(plan.Protocol(case.protocol))
+        kernels = [names[phase, variant] for phase, variant in zip(plan.Phase, variants, strict=True)]
+        us, spans = period_us(case, tokens, group, kernels)
     except EpcrossError as error:
         return None, {}, str(error)
     if group is not None:
@@ -245,9 +271,11 @@ def main() -> None:
     parser.add_argument("--block", type=block_kind, action="append", default=[], help="such as row=512x1")
     parser.add_argument("--define", action="append", type=macro, default=[], metavar="NAME=VALUE", help="a macro")
     parser.add_argument("--one-launch", action="store_true", help="all ranks on the first GPU")
-    parser.add_argument("--compile", metavar="ARCH", help="compile only, such as for sm_90a")
+    parser.add_argument("--compile", choices=jit.ARCHITECTURES, help="compile only")
     parser.add_argument("--json", type=Path, help="store everything there, too")
     words = parser.parse_args()
+    if wrong := too_large(words.block, words.define):
+        parser.error(wrong)
     if words.compile:
         compile_all(words.compile, words.threads, words.json, words.define)
         return

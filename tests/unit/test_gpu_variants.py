@@ -9,6 +9,7 @@ from tests._scripts import load
 
 pytest.importorskip("torch", reason="torch is not installed, which the script is made of")
 
+from epcross.kernels.errors import EpcrossError
 from epcross.kernels.onesided import jit, plan
 
 SCRIPT = Path(__file__).parents[1] / "benchmark" / "gpu_variants.py"
@@ -61,9 +62,29 @@ def test_kinds_of_blocks_are_those_of_variants_and_put_back(script: Any, monkeyp
     assert plan.BLOCKS["row"] == before["row"]
     script.use_blocks("128", [])
     assert before == plan.BLOCKS
-    for wrong in ("row=512", "high=512x1", "row=x1"):
-        with pytest.raises(argparse.ArgumentTypeError, match="no variant=THREADSxBLOCKS"):
+    for wrong in ("row=512", "high=512x1", "row=x1", "row=512x0"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"no variant=THREADSxBLOCKS.* with one of narrow, mid, wide, row and"):
             script.block_kind(wrong)
+
+
+def test_blocks_have_no_more_threads_than_their_kernels_are_compiled_for(script: Any) -> None:
+    assert script.too_large(["row=512x1,wide=128x4"], []) == ""
+    assert script.too_large(["row=1024x1,wide=256x2"], []) == (
+        "--block row=1024x1: row has at most 512 threads; "
+        "--block wide=256x2: wide has at most 128 threads, or --define EPCROSS_MAX_THREADS=256"
+    )
+    assert script.too_large(["wide=256x2"], ["EPCROSS_MAX_THREADS=256"]) == ""
+    kernels = next(path for path in jit.sources() if path.name == "kernels.cu").read_text()
+    assert f"(fence_dispatch_row, {script.ROW_THREADS}, 1," in kernels
+    assert f"#define EPCROSS_MAX_THREADS {script.plan_threads}\n" in kernels
+    assert all(block.threads <= (script.ROW_THREADS if v == "row" else 128) for v, block in plan.BLOCKS.items())
+
+
+def test_what_another_kernel_took_is_no_time_of_the_one_that_was_asked_for(script: Any) -> None:
+    wanted = ["fence_dispatch_row", "fence_combine_mid"]
+    script.check_kernels(wanted, wanted)
+    with pytest.raises(EpcrossError, match="fence_dispatch_wide, fence_combine_mid ran in place of fence_dispatch_row"):
+        script.check_kernels(["fence_dispatch_wide", "fence_combine_mid"], wanted)
 
 
 @pytest.mark.skipif(jit.unavailable() is not None, reason=str(jit.unavailable()))
