@@ -27,8 +27,8 @@ FASTER = 0.95
 """Short graphs are taken if their chain takes less than this share of the time: not for noise."""
 
 SETTLE_US, SETTLE_CHAINS = 5000.0, 2
-"""About how long each chain lasts that is compared, and how many there are of a kind, in turn; the least of them counts, so
-that neither wins because something held up the other's host once."""
+"""About how long each compared chain lasts, and how many there are of a kind, in turn. The least of them counts,
+so neither wins because something held up the other's host once."""
 
 HOST_SHARE = 0.8
 """If enqueuing takes a larger share of the time that the GPU takes, a chain of replays may be timing the host. On two

@@ -27,8 +27,8 @@ class Block:
 
 
 ROW = "row"
-"""The variant of Fence's dispatch whose blocks hold a whole row, up to 14 KB, and its tail, one on each multiprocessor. A
-row of more takes `wide`: most warps of its second block would have nothing to do."""
+"""The variant of Fence's dispatch whose blocks hold a whole row, up to 14 KB, and its tail, one on each multiprocessor.
+Longer rows take `wide`: most warps of a second block would have nothing to do."""
 
 BLOCKS = {
     "narrow": Block(per_lane=1),
