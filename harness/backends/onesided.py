@@ -9,13 +9,14 @@ import numpy as np
 
 from epcross.harness.backends.base import Batch, Description, Group, Shard
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend, InPlace, Landed
+from epcross.harness.backends.onesided_bytes import own_bytes, sent_bytes
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Domain, GraphSupport, Phase, RowFormat, Sharing
 from epcross.kernels.formats import RowSize, row_size
 from epcross.kernels.onesided.agreement import protocols_of, shape_of, unavailable
 from epcross.kernels.onesided.exchange import OneSidedAllToAll
 from epcross.kernels.onesided.inputs import Options, option_problems, slot_problems
-from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, VECTOR_BYTES, Layout, Protocol, Shape, layout
+from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS, Protocol, Shape, layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -330,28 +331,6 @@ def _shape(point: Point) -> Shape:
         hidden=point.model.hidden,
         dispatch_format=point.dispatch_format,
     )
-
-
-def sent_bytes(at: Layout, *, tokens: int, rows: int) -> int:
-    """What a rank with `tokens` tokens stores to all ranks in a round besides rows, scales, ids, weights and partials,
-    if `rows` go out: headers, padding, flags. What is for other ranks crosses the links, and is not in `wire_bytes`."""
-    shape = at.shape
-    headers = 8 * shape.ep_size * max(tokens, 1)  # one for every (token, rank), sent or not; that of token 0 always
-    padding = rows * (16 * shape.record_vectors - shape.row_bytes - shape.scale_bytes - 8 * shape.top_k)
-    flags = 2 * 8 * shape.ep_size if at.protocol is Protocol.FENCE else 0  # one for each peer and direction, at least
-    return headers + padding + flags
-
-
-def own_bytes(at: Layout, *, tokens: int, received: int, returned: int) -> int:
-    """What a rank with `tokens` tokens stores to its own memory in a round besides what it receives: where each token
-    went, and armed words in place of the `received` records and `returned` partials of other ranks. Crosses no link.
-
-    Without the bitmaps of words that were escaped: those depend on the payload, and are few.
-    """
-    sent = 4 * at.shape.ep_size * tokens
-    if at.protocol is Protocol.FENCE:
-        return sent
-    return sent + VECTOR_BYTES * (received * at.shape.record_vectors + returned * at.shape.partial_vectors)
 
 
 def _sharers(point: Point) -> int:

@@ -20,7 +20,7 @@ from epcross.harness.commands import WIDTH, config_dir_option
 if TYPE_CHECKING:
     from epcross.harness.running.check_ranks import CaseEnd, CheckRanks
     from epcross.harness.running.check_request import CheckRequest
-    from epcross.harness.verification.contract import Case
+    from epcross.harness.verification.cases import Case
 
 LIMIT_S = 20.0
 MOST_S = 86_400.0

@@ -16,7 +16,7 @@ from epcross.harness.planning.typed import suggest
 from epcross.harness.point import Scalar
 from epcross.harness.terms import BackendKind, Domain
 from epcross.harness.verification import layer_contract
-from epcross.harness.verification.contract import Case
+from epcross.harness.verification.cases import Case
 
 SEEDS = 3
 """Seeds 0, 1, ... of a whole check."""

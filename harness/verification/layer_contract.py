@@ -8,7 +8,8 @@ from epcross.harness.backends.base import ContractShape
 from epcross.harness.backends.layer import LayerBackend, hidden_point
 from epcross.harness.point import Scalar
 from epcross.harness.terms import BackendKind, RowFormat, WeightFormat
-from epcross.harness.verification.contract import CHAIN_PAIRS, SETS, Case, cases
+from epcross.harness.verification.cases import Case, cases
+from epcross.harness.verification.contract import CHAIN_PAIRS, SETS
 from epcross.harness.verification.gpu_contract import GpuVisit
 from epcross.harness.verification.local_ranks import local_ranks
 from epcross.harness.workload.batches import GroupBatch

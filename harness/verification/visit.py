@@ -12,7 +12,8 @@ from epcross.harness.backends.gpu import GpuBackend
 from epcross.harness.backends.layer import LayerBackend
 from epcross.harness.point import Point
 from epcross.harness.terms import BackendKind, Domain, Sharing
-from epcross.harness.verification.contract import Case, Visit, refusal, run_case
+from epcross.harness.verification.cases import Case
+from epcross.harness.verification.contract import Visit, refusal, run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 from epcross.harness.verification.layer_contract import LayerVisit, suite
 

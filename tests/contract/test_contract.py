@@ -8,10 +8,11 @@ from tests.contract.threads import on_ranks
 
 from epcross.harness.point import Point
 from epcross.harness.verification import contract
+from epcross.harness.verification.cases import cases
 
 
 def case_named(name, size=2):
-    return next(case for case in contract.cases(size) if case.name == name)
+    return next(case for case in cases(size) if case.name == name)
 
 
 def visited(backend, name="plain", *, size=2, timeout_s=10.0):
@@ -21,7 +22,7 @@ def visited(backend, name="plain", *, size=2, timeout_s=10.0):
 
 
 @pytest.mark.parametrize("backend", [broken.ReferenceBackend, broken.WeightsInCombine])
-@pytest.mark.parametrize("name", [case.name for case in contract.cases(2)])
+@pytest.mark.parametrize("name", [case.name for case in cases(2)])
 def test_a_right_backend_passes(backend, name):
     assert visited(backend, name) == [[], []]
 
@@ -128,9 +129,9 @@ def test_a_refusal_is_a_reason_and_no_problem():
 
 def test_cases_have_names_reasons_and_valid_points():
     for size in (1, 2, 3, 4, 8):
-        cases = contract.cases(size)
-        assert len({case.name for case in cases}) == len(cases)
-        for case in cases:
+        each = cases(size)
+        assert len({case.name for case in each}) == len(each)
+        for case in each:
             assert case.why
             assert max(case.point.tokens) <= case.point.max_tokens_per_rank
             assert case.point.model.top_k <= case.point.model.num_experts

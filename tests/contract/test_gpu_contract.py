@@ -8,7 +8,8 @@ from tests._torch_one_launch import torch_one_launch
 from tests.contract.threads import on_ranks
 
 from epcross.harness.terms import Domain, Sharing
-from epcross.harness.verification.contract import cases, refusal, run_case
+from epcross.harness.verification.cases import cases
+from epcross.harness.verification.contract import refusal, run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 
 pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")

@@ -11,7 +11,8 @@ from epcross.harness.backends.onesided import OneSidedFence, OneSidedSentinel
 from epcross.harness.backends.onesided_auto import OneSidedAuto
 from epcross.harness.point import Placement
 from epcross.harness.terms import Domain, PlacementKind, RowFormat, Sharing
-from epcross.harness.verification.contract import cases, run_case
+from epcross.harness.verification.cases import cases
+from epcross.harness.verification.contract import run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 from epcross.kernels.onesided.layout import MAX_LOCAL_RANKS
 

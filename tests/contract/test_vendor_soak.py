@@ -22,7 +22,7 @@ from epcross.harness.measuring.soak_session import VISITS
 from epcross.harness.point import Timing, Unit
 from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Domain
-from epcross.harness.verification.contract import cases
+from epcross.harness.verification.cases import cases
 
 CONTEXT = RunContext(run_id="r", measure_hash="m", machine="c", allocation_id="a", git_sha="", git_dirty=False)
 TIMING = Timing(

@@ -21,7 +21,7 @@ from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
 from epcross.harness.backends.nccl_ep_ht import NcclEPHighThroughput
 from epcross.harness.backends.nccl_ep_ll import NcclEPLowLatency
 from epcross.harness.terms import Domain
-from epcross.harness.verification.contract import cases
+from epcross.harness.verification.cases import cases
 
 INSTALL = {
     DeepEPV2: install_deep_ep,

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from tests.contract.threads import Shared, ThreadGroup
 
-from epcross.harness.verification.contract import Case, run_case
+from epcross.harness.verification.cases import Case
+from epcross.harness.verification.contract import run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 
 

@@ -12,7 +12,8 @@ from epcross.harness.measuring.measure import measure_unit
 from epcross.harness.point import Placement, Routing, Timing, Unit
 from epcross.harness.storing.rows import RunContext, check_record
 from epcross.harness.terms import Domain, PlacementKind, Regime, RowFormat, Sharing
-from epcross.harness.verification.contract import cases, refusal, run_case
+from epcross.harness.verification.cases import cases
+from epcross.harness.verification.contract import refusal, run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 
 torch = pytest.importorskip("torch", reason="torch is not installed, which tests on a GPU need")

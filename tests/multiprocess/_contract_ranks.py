@@ -15,7 +15,8 @@ from epcross.harness.running.group import StoreGroup
 from epcross.harness.running.rendezvous import Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.terms import Domain
-from epcross.harness.verification.contract import cases, run_case
+from epcross.harness.verification.cases import cases
+from epcross.harness.verification.contract import run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 
 STUCK_S = 120

@@ -14,7 +14,7 @@ import pytest
 
 from epcross.harness import cli
 from epcross.harness.running.check_ranks import _told_once  # pyright: ignore[reportPrivateUsage]
-from epcross.harness.verification.contract import cases
+from epcross.harness.verification.cases import cases
 
 ROOT = Path(__file__).parents[2]
 OWN = """

@@ -11,7 +11,7 @@ import pytest
 
 from epcross.harness.running.find_point import runs_in
 from epcross.harness.storing.store import open_run, read_units
-from epcross.harness.verification.contract import cases
+from epcross.harness.verification.cases import cases
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()

@@ -18,7 +18,7 @@ nbformat = pytest.importorskip("nbformat", reason="needs nbformat: pip install '
 pytest.importorskip("ipykernel", reason="needs a kernel: pip install 'epcross[notebooks]'")
 
 from epcross.harness.analysis import notebooks  # noqa: E402 - after the skips
-from epcross.harness.verification.contract import cases  # noqa: E402
+from epcross.harness.verification.cases import cases  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "notebooks"

@@ -12,7 +12,7 @@ import yaml
 import epcross
 from epcross.harness.cli import cli
 from epcross.harness.terms import Flag
-from epcross.harness.verification.contract import cases
+from epcross.harness.verification.cases import cases
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {"build", "dist", "node_modules"}

@@ -9,7 +9,7 @@ from analysis_values import point, record
 from tests._fake_device import FakeDevice
 from tests.contract.threads import on_ranks
 
-from epcross.harness.backends.onesided import own_bytes, sent_bytes
+from epcross.harness.backends.onesided_bytes import own_bytes, sent_bytes
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.link_bytes import difference, pair_row_bytes, ratio, wire_bytes
 from epcross.harness.measuring.link_counters import GRANULARITY, KIB, LinkBytes, LinkCount, LinkCounters

@@ -17,7 +17,7 @@ from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
 from epcross.harness.backends.nccl_ep_ht import NcclEPHighThroughput
 from epcross.harness.backends.nccl_ep_ll import NcclEPLowLatency
 from epcross.harness.terms import Domain, RowFormat, Sharing
-from epcross.harness.verification.contract import cases
+from epcross.harness.verification.cases import cases
 
 VENDORS = (
     *(DeepEPV2, DeepEPNormal, DeepEPLowLatency, FlashInferOneSided, FlashInferTwoSided),
