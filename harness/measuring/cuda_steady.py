@@ -97,7 +97,8 @@ class SteadyTimer:
 
     def series(self, pair: Pair, *, pairs: int, sets: int, name: str) -> Series:
         """A graph is replayed until at least `pairs` have run; `name` tells other pairs' graphs apart."""
-        if self._pair_us is not None and not self._settled:
+        several = pairs > _whole(self.graph_pairs, sets)  # else one graph is all
+        if self._pair_us is not None and not self._settled and several:
             self._settle(pair, self._pair_us, sets)
         size = _whole(min(pairs, self.graph_pairs), sets)
         replays = -(-pairs // size)

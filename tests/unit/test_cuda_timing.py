@@ -51,10 +51,18 @@ def settled(**costs):
     """Once it is known what graphs it takes."""
     timer, device, pair = parts(**costs)
     timer.expect(5.0)
-    timer.steady(pair, pairs=2, sets=2)
+    timer.steady(pair, pairs=MOST_PAIRS + 1, sets=2)
     device.log.clear()
     pair.calls.clear()
     return timer, device, pair
+
+
+def test_a_series_of_one_graph_runs_no_more_than_is_asked_for():
+    """As a soak's, whose rounds are counted."""
+    timer, device, pair = parts()
+    timer.expect(5.0)
+    assert timer.steady(pair, pairs=MOST_PAIRS, sets=2).graph_pairs == MOST_PAIRS
+    assert len(pair.calls) == 2 * MOST_PAIRS  # fill and one replay
 
 
 def test_steady_is_the_time_of_whole_replays_over_their_pairs_without_the_fill():
