@@ -59,7 +59,7 @@ def settled(**costs):
 
 def test_a_series_of_one_graph_runs_no_more_than_is_asked_for():
     """As a soak's, whose rounds are counted."""
-    timer, device, pair = parts()
+    timer, _, pair = parts()
     timer.expect(5.0)
     assert timer.steady(pair, pairs=MOST_PAIRS, sets=2).graph_pairs == MOST_PAIRS
     assert len(pair.calls) == 2 * MOST_PAIRS  # fill and one replay
