@@ -50,15 +50,14 @@ class Kernels:
                 name: self.module.kernel(name, plan.BLOCKS[variant].threads)
                 for name, variant in sorted(variants.items())
             }
-            sms = properties.multi_processor_count
             self.resident = {
                 name: resident_blocks(
                     kernel.blocks_per_sm(self.shared_bytes),
-                    sms,
+                    properties.multi_processor_count,
                     ranks_per_gpu=options.ranks_per_gpu,
                     dependent=options.programmatic_launch,
                     num_sms=options.num_sms,
-                    most=(per_sm := plan.BLOCKS[variants[name]].per_sm) and per_sm * sms,
+                    most_per_sm=plan.BLOCKS[variants[name]].per_sm,
                 )
                 for name, kernel in self.loaded.items()
             }

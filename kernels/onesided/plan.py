@@ -160,7 +160,7 @@ def resident_blocks(
     ranks_per_gpu: int = 1,
     dependent: bool = True,
     num_sms: int | None = None,
-    most: int | None = None,
+    most_per_sm: int | None = None,
 ) -> int:
     """Blocks of one kernel that may wait at once.
 
@@ -174,9 +174,9 @@ def resident_blocks(
         ranks_per_gpu: processes that share the GPU.
         dependent: whether kernels are launched ahead of the end of the one before.
         num_sms: as if the GPU had only so many multiprocessors.
-        most: however many there is room for.
+        most_per_sm: for each multiprocessor of the GPU, however many there is room for.
     """
     room = blocks_per_sm * (sm_count if num_sms is None else min(num_sms, sm_count))
     if ranks_per_gpu > 1:
         room //= ranks_per_gpu * (2 if dependent else 1)
-    return room if most is None else min(room, most)
+    return room if most_per_sm is None else min(room, most_per_sm * sm_count)

@@ -244,4 +244,4 @@ def test_processes_that_share_a_gpu_share_its_room_and_a_kernel_let_in_ahead_tak
     assert resident_blocks(8, 132, num_sms=16) == 128
     assert resident_blocks(8, 132, num_sms=1000) == 1056
     assert resident_blocks(8, 132, ranks_per_gpu=8, num_sms=16) == 8
-    assert [resident_blocks(2, 132, num_sms=sms, most=132) for sms in (1, 16, 132)] == [2, 32, 132]
+    assert [resident_blocks(2, 132, num_sms=sms, most_per_sm=1) for sms in (1, 16, 132)] == [2, 32, 132]
