@@ -10,6 +10,7 @@ from typing import Any
 
 from epcross.harness.backends.base import Group
 from epcross.harness.measuring.cuda_device import CudaDevice, open_device
+from epcross.harness.measuring.timing import of_all_ranks
 
 COPY_BYTES = 256 << 20
 """More than any second-level cache holds, read and written."""
@@ -79,7 +80,7 @@ class _Floor:
 
     def worst(self, value: float, choose: Callable[[Sequence[float]], float]) -> float:
         """The largest (max) or smallest (min) of all ranks."""
-        return choose([float(item) for item in self._group.all_gather(repr(value).encode())])
+        return choose(of_all_ranks(self._group, value))
 
     def empty_pair_us(self, *, dependent: bool) -> float:
         device = self._device

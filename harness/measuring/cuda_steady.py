@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from epcross.harness.backends.base import Group
 from epcross.harness.measuring.device import Device, Replay
-from epcross.harness.measuring.timing import Pair, Series
+from epcross.harness.measuring.timing import Pair, Series, of_all_ranks
 from epcross.harness.terms import GraphSupport, Phase
 
 WARM_PAIRS, MOST_PAIRS = 20, 200
@@ -100,9 +100,7 @@ class SteadyTimer:
         several = pairs > _whole(self.graph_pairs, sets)  # else one graph is all
         if self._pair_us is not None and not self._settled and several:
             self._settle(pair, self._pair_us, sets)
-        size = _whole(min(pairs, self.graph_pairs), sets)
-        replays = -(-pairs // size)
-        run = self._graphs.runner(name, size, sets, lambda: _chain(pair, size, sets))
+        run, size, replays = self._planned(pair, pairs, sets, name)
         with self._device.range(f"{name} {replays} x {size} pairs"):
             period_us, enqueue_us = self._chained_us(run, size, replays)
             held = self._graphs.captures and self._host_is_slower(size, enqueue_us / max(period_us, 1e-3))
@@ -122,9 +120,7 @@ class SteadyTimer:
     def chain(self, pair: Pair, *, pairs: int, sets: int) -> int:
         """Run at least `pairs` pairs as `steady` does, each set equally often, and wait for them; how many they were.
         Nothing is timed. Collective."""
-        size = _whole(min(pairs, self.graph_pairs), sets)
-        replays = -(-pairs // size)
-        run = self._graphs.runner("steady", size, sets, lambda: _chain(pair, size, sets))
+        run, size, replays = self._planned(pair, pairs, sets, "steady")
         self._graphs.line_up()
         for _ in range(replays):
             run()
@@ -144,6 +140,11 @@ class SteadyTimer:
         for _ in range(last.replays):
             run()
         return round(self._device.elapsed_us(first, self._device.mark()) / (last.size * last.replays), 4)
+
+    def _planned(self, pair: Pair, pairs: int, sets: int, name: str) -> tuple[Callable[[], None], int, int]:
+        """What runs a graph of pairs, how many it has, and how often it runs for at least `pairs`."""
+        size = _whole(min(pairs, self.graph_pairs), sets)
+        return self._graphs.runner(name, size, sets, lambda: _chain(pair, size, sets)), size, -(-pairs // size)
 
     def _chained_us(self, run: Callable[[], None], size: int, replays: int) -> tuple[float, float]:
         """What a pair takes in a chain of replays of a graph of `size` pairs, and enqueuing it. Collective."""
@@ -173,7 +174,7 @@ class SteadyTimer:
             for i, size in enumerate(sizes):
                 run = self._graphs.runner("steady", size, sets, lambda size=size: _chain(pair, size, sets))
                 own_us, _ = self._chained_us(run, size, -(-round(SETTLE_US / pair_us) // size))
-                slowest_us = max(float(us) for us in self._group.all_gather(repr(own_us).encode()))
+                slowest_us = max(of_all_ranks(self._group, own_us))
                 least_us[i] = min(least_us[i], slowest_us)
         if least_us[1] < FASTER * least_us[0]:
             self.graph_pairs = sizes[1]
@@ -182,8 +183,7 @@ class SteadyTimer:
         """Whether that is so on any rank. The first series of graphs of a size decides, so that all of a unit are timed
         alike: its repeats, and what is subtracted from each other. Collective."""
         if size not in self._slower_hosts:
-            shares = self._group.all_gather(repr(share).encode())
-            self._slower_hosts[size] = max(map(float, shares)) > HOST_SHARE
+            self._slower_hosts[size] = max(of_all_ranks(self._group, share)) > HOST_SHARE
         return self._slower_hosts[size]
 
     def _held_us(self, run: Callable[[], None], enqueue_us: float, replays: int) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from epcross.harness.backends.base import Group
 from epcross.harness.backends.shm import ranks_share_cores
+from epcross.harness.measuring.timing import of_all_ranks
 from epcross.kernels.shm import build
 from epcross.kernels.shm.layout import LINE_BYTES
 from epcross.kernels.shm.native import Native
@@ -61,7 +62,7 @@ def measure_floor(group: Group, *, copy_bytes: int | None = None) -> dict[str, A
         segments = attach_all(own, names, size + 2 * LINE_BYTES)
         group.barrier()
         own.unlink()
-        empty_pair_us = max(_gathered(group, _empty_pair_us(native)))
+        empty_pair_us = max(of_all_ranks(group, _empty_pair_us(native)))
         pairs_us = _flag_pairs_us(group, native, segments, share_cores)
         copy_gbps = _copy_gbps(group, native, segments[(group.rank + 1) % group.size], size)
     finally:
@@ -135,7 +136,7 @@ def _flag_pairs_us(group: Group, native: Native, segments: list[Segment], share_
                     wait_limit_s=_WAIT_LIMIT_S,
                     share_cores=share_cores,
                 )
-        measured.append(max(_gathered(group, seconds)) / 2 * 1e6)
+        measured.append(max(of_all_ranks(group, seconds)) / 2 * 1e6)
     return measured
 
 
@@ -151,7 +152,3 @@ def _copy_gbps(group: Group, native: Native, target: Segment, size: int) -> floa
             elapsed_s = max(end for _, end in spans) - min(start for start, _ in spans)
             best = max(best, group.size * size * _COPIES / elapsed_s / 1e9)
     return best
-
-
-def _gathered(group: Group, value: float) -> list[float]:
-    return [float(item) for item in group.all_gather(repr(value).encode())]

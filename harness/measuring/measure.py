@@ -18,7 +18,7 @@ from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttl
 from epcross.harness.measuring.link_bytes import difference, pair_row_bytes
 from epcross.harness.measuring.nvtx import staged
 from epcross.harness.measuring.timer import HostTimer, Timer
-from epcross.harness.measuring.timing import pairs_for
+from epcross.harness.measuring.timing import of_all_ranks, pairs_for
 from epcross.harness.measuring.unit_rows import (
     Chain,
     chains_from_bytes,
@@ -247,7 +247,7 @@ class UnitSession:
         assert self.timer is not None
         timing, backend, timer = self.timing, self.backend, self.timer
         warm = timer.steady(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets)
-        slowest_us = max(float(v) for v in self.group.all_gather(repr(warm.values_us[Phase.ROUND_TRIP][0]).encode()))
+        slowest_us = max(of_all_ranks(self.group, warm.values_us[Phase.ROUND_TRIP][0]))
         timer.expect(slowest_us)
         pairs = pairs_for(
             timing.chain_ms, slowest_us, min_pairs=timing.min_pairs, max_pairs=timing.max_pairs, sets=timing.sets
@@ -317,7 +317,7 @@ class UnitSession:
         return {
             **expert_fields(self.point, self.ids, rank=rank),
             "compute_version": None if told is None else told.version,
-            "error_ratio": max(float(data) for data in self.group.all_gather(repr(worst).encode())),
+            "error_ratio": max(of_all_ranks(self.group, worst)),
         }
 
     def close(self) -> None:

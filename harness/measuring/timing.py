@@ -71,6 +71,11 @@ class Series:
     held: bool | None = None  # whether the GPU was held until all of it was enqueued, since the host is slower
 
 
+def of_all_ranks(group: Group, value: float) -> list[float]:
+    """What each rank gives, rank 0 first; to the last bit. Collective."""
+    return [float(item) for item in group.all_gather(repr(value).encode())]
+
+
 class Line(Protocol):
     """Where ranks agree on when to start."""
 

@@ -112,7 +112,7 @@ class Pace:
 
     planned: int = 0  # units
     done: int = 0
-    measured: int = 0  # units of this session that took time
+    measured: int = 0  # units that took time since the run began or went on
     measured_s: float = 0.0  # from the session's first turn to its last unit
     turn: str = ""  # the process group at work
     failures: list[dict[str, Any]] = field(default_factory=list)
