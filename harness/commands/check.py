@@ -20,6 +20,7 @@ from epcross.harness.commands import WIDTH, config_dir_option
 if TYPE_CHECKING:
     from epcross.harness.running.check_ranks import CaseEnd, CheckRanks
     from epcross.harness.running.check_request import CheckRequest
+    from epcross.harness.running.gpu_lock import GpuLocks
     from epcross.harness.verification.cases import Case
 
 LIMIT_S = 20.0
@@ -43,7 +44,7 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     processes as in a run. Takes about a minute; nothing is timed or stored.
 
     Words: backend=NAME, ep_size=2, device=NAME, case=NAME and seed=N for one case alone, backend.options.NAME=VALUE;
-    compute=NAME for the experts of a layer.
+    compute=NAME for the experts of a layer. On a GPU it is refused beside a run, whose numbers it would spoil.
     Where no device is named, the ranks are processes on the CPU if the backend runs there, else one GPU has all of
     them. A failure
     names case, seed, and the first wrong rank, token and column, and the line that runs it again. The exit code is 0
@@ -66,6 +67,7 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     request = read_request(words, config_dirs)
     if why := loader.unavailable(request.config, request.compute):
         raise EpcrossError(f"{request.config.name} cannot be used here: {why}")
+    locks = _gpu_locks(request)  # first: who is refused leaves nothing behind
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="epcross-check-"))
     fine = False
@@ -95,9 +97,23 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
         if not fine:
             console.print(f"What the ranks wrote: {folder}", soft_wrap=True, markup=False)
     finally:
+        locks.close()
         if fine:
             shutil.rmtree(folder, ignore_errors=True)
     return 0 if fine else 1
+
+
+def _gpu_locks(request: "CheckRequest") -> "GpuLocks":
+    """Shared with other checks: what is not timed may run beside its like, and beside no measurement."""
+    from epcross.harness.point import processes
+    from epcross.harness.running.gpu_lock import GpuLocks, gpus_here, gpus_of_ranks
+    from epcross.harness.storing import environment
+    from epcross.harness.terms import Domain
+
+    device = request.device
+    uuids = [] if device.domain is Domain.CPU else gpus_here(environment.collect())
+    used = gpus_of_ranks(device.domain, processes(request.ep_size, device.sharing), uuids)
+    return GpuLocks(used, f"epcross check backend={request.config.name}", shared=True)
 
 
 class _Report:

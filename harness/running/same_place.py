@@ -7,6 +7,7 @@ from typing import Any
 from epcross.harness.errors import StoreError
 from epcross.harness.planning.plan import Plan
 from epcross.harness.record import Record, UnitResult
+from epcross.harness.storing.environment import gpu_uuids
 from epcross.harness.storing.parquet import ROWS_FILE
 from epcross.harness.storing.rows import RunContext
 from epcross.harness.storing.run_directory import RunDirectory, replace_environment
@@ -80,10 +81,7 @@ def _gpus(*environments: Mapping[str, Any]) -> list[frozenset[str]]:
     """UUIDs of the GPUs of each: those that torch may use, where all tell them, else those that the driver lists."""
     usable = [(environment.get("gpu_software") or {}).get("gpus") for environment in environments]
     listed = [environment.get("gpus") for environment in environments]
-    return [
-        frozenset(uuid for gpu in found or () if (uuid := str(gpu.get("uuid") or "").removeprefix("GPU-")))
-        for found in (usable if all(usable) else listed)
-    ]
+    return [frozenset(gpu_uuids(found)) for found in (usable if all(usable) else listed)]
 
 
 def _named(uuids: frozenset[str]) -> str:

@@ -12,6 +12,7 @@ from epcross.harness.planning.plan import Job as PlannedJob
 from epcross.harness.planning.plan import Plan
 from epcross.harness.point import Point
 from epcross.harness.record import Record, UnitResult
+from epcross.harness.running.gpu_lock import GpuLocks, gpus_of_plan
 from epcross.harness.running.job import FLOOR, GPU_FLOOR, MEASURE, SOAK, Job
 from epcross.harness.running.launch import End, JobEnd, run_job
 from epcross.harness.running.mps import MpsRefused, mps_environment
@@ -51,6 +52,7 @@ class Session:
     notes: str = ""  # which file of notes
     stop_asked: Callable[[], str | None] = lambda: None
     tick: Callable[[], Any] = lambda: None
+    locks: GpuLocks = field(default_factory=lambda: GpuLocks((), ""))  # of the GPUs that are measured on
     log: ProgressLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,6 +74,7 @@ class Session:
             return end
         finally:
             cancel.unlink(missing_ok=True)
+            self.locks.close()
             release(self.run.path)
 
     def _execute(self, results: list[UnitResult], stop_asked: Callable[[], str | None]) -> JobEnd:
@@ -201,14 +204,20 @@ def start(plan: Plan) -> Session:
     """A new run of `plan`.
 
     Raises:
-        EpcrossError: shared memory is too small for it, or the folder cannot be made.
+        EpcrossError: shared memory is too small for it, somebody else uses its GPUs, or the folder cannot be made.
     """
     check_room(plan)
     facts = environment_facts.collect()
-    run = create_run(
-        plan.output_dir, plan.sweep, plan.to_json(), facts, allocation_id=environment_facts.allocation_id()
-    )
-    return Session(run=run, plan=plan, context=run_context(run, facts, run.allocation_id))
+    locks = GpuLocks(gpus_of_plan(plan, facts), f"a run of sweep={plan.sweep} that begins")
+    try:
+        run = create_run(
+            plan.output_dir, plan.sweep, plan.to_json(), facts, allocation_id=environment_facts.allocation_id()
+        )
+    except BaseException:
+        locks.close()
+        raise
+    locks.say(f"run {run.path}")
+    return Session(run=run, plan=plan, context=run_context(run, facts, run.allocation_id), locks=locks)
 
 
 def resume(path: Path) -> Session:
@@ -217,6 +226,7 @@ def resume(path: Path) -> Session:
     Raises:
         StoreError: it is no run, is damaged, belongs to a process that lives, or has rows that other code, another
             machine or other GPUs measured.
+        GpuInUse: somebody else uses its GPUs.
     """
     run = open_run(path)
     refuse_packed(run)
@@ -225,7 +235,8 @@ def resume(path: Path) -> Session:
         claim(run.path)
     except OSError as error:
         raise StoreError(f"cannot resume {path}: {error.strerror}; make it writable") from error
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(release, run.path)
         (run.path / CANCEL_FILE).unlink(missing_ok=True)  # it was meant for an earlier session
         for folder in (run.units, run.attempts, run.logs):
             folder.mkdir(exist_ok=True)  # people tidy up
@@ -239,11 +250,10 @@ def resume(path: Path) -> Session:
         results, _ = read_units(run)
         refuse_other_units(results, plan, run)
         refuse_other_code_or_machine(results, context, run.path)
+        locks = undo.enter_context(GpuLocks(gpus_of_plan(plan, facts), f"run {run.path}"))
         settle_gpus(results, facts, run)
-        return Session(run=run, plan=plan, context=context)
-    except BaseException:
-        release(run.path)
-        raise
+        undo.pop_all()
+    return Session(run=run, plan=plan, context=context, locks=locks)
 
 
 def check_room(plan: Plan) -> None:

@@ -10,6 +10,7 @@ from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.record import UnitResult
+from epcross.harness.running.gpu_lock import GpuLocks, gpus_here, gpus_of_ranks
 from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.running.progress import ProgressReader, attempts
 from epcross.harness.running.same_place import refuse_other_code_or_machine
@@ -174,6 +175,18 @@ def domain_refusal(seats: Sequence[Seat], piece: Piece) -> str | None:
             "ask for nodes of several domains (cluster.nodelist), or take scope=scale_up"
         )
     return None
+
+
+def lock_node(orders: Mapping[str, Any], start: Start, seat: Seat) -> GpuLocks:
+    """The locks of the GPUs that the ranks of this node use; once on each node.
+
+    Raises:
+        GpuInUse: somebody else uses one.
+    """
+    run = open_run(Path(orders["run"]))
+    domain = find_piece(Plan.from_json(run.plan), orders["piece"]).job.domain
+    uuids = [] if domain is Domain.CPU else gpus_here(environment_facts.collect())
+    return GpuLocks(gpus_of_ranks(domain, seat.local_size, uuids), f"run {run.path}, Slurm job {start.job_id}")
 
 
 def prepare_node(

@@ -101,7 +101,7 @@ def _meet_and_run(task: RankTask, start: Start, run: Path) -> End:
             def stop_asked() -> str | None:
                 return told() or ("cancelled" if cancel.exists() else None)
 
-            job_file, stopped = _agree(group, start, seats, allocation, stop_asked)
+            job_file, stopped = _agree(stack, group, start, seats, allocation, stop_asked)
         if stopped:
             if not cancel.exists():
                 _await_the_end(cancel)
@@ -155,6 +155,7 @@ def told_to_end() -> Iterator[Callable[[], str | None]]:
 
 
 def _agree(
+    stack: contextlib.ExitStack,
     group: StoreGroup,
     start: Start,
     seats: Sequence[Seat],
@@ -164,13 +165,19 @@ def _agree(
     """The file of the job that all ranks run, None if nothing is left; and why to end instead, if so.
 
     Compilers run once on each node. Slurm signals them as it does the ranks: of a start that is told to end, what they
-    failed at is no result.
+    failed at is no result. GPUs stay locked until `stack` is left.
     """
-    from epcross.harness.slurm.allocation import prepare_node
+    from epcross.harness.slurm.allocation import lock_node, prepare_node
 
     orders = _told(group, (lambda: allocation.orders()) if allocation else None)
     leads = seats[start.rank].local_rank == 0
-    problem, unbuilt = prepare_node(orders, start.node, stop_asked) if leads else (None, {})
+    problem, unbuilt = None, {}
+    if leads:
+        try:
+            stack.enter_context(lock_node(orders, start, seats[start.rank]))
+            problem, unbuilt = prepare_node(orders, start.node, stop_asked)
+        except EpcrossError as error:  # told to all, below: the others wait for this answer
+            problem = f"{start.node}: {error}"
     answer = {"problem": problem, "unbuilt": unbuilt, "stopped": stop_asked()}
     answers = _gathered(group, answer, PREBUILD_LIMIT_S)
     if stopped := next((answer["stopped"] for answer in answers if answer["stopped"]), None):

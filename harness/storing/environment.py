@@ -8,7 +8,7 @@ import platform
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import PurePosixPath
@@ -115,6 +115,11 @@ def machine_facts(environment: dict[str, Any]) -> dict[str, Any]:
         "gpus": None if gpus is None else [(gpu["name"], gpu["driver_version"], gpu["memory.total"]) for gpu in gpus],
         "gpu_topology": environment["gpu_topology"],
     }
+
+
+def gpu_uuids(gpus: Iterable[Mapping[str, Any]] | None) -> list[str]:
+    """UUIDs of `gpus`, as torch or the driver lists them, without the prefix that the driver alone gives them."""
+    return [uuid for gpu in gpus or () if (uuid := str(gpu.get("uuid") or "").removeprefix("GPU-"))]
 
 
 def allocation_id(probe: Probe | None = None) -> str | None:

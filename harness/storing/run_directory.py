@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import json
 import os
-import platform
 import re
 import secrets
 import shutil
@@ -29,6 +28,7 @@ from typing import Any
 import epcross
 from epcross.harness.errors import StoreError
 from epcross.harness.record import SCHEMA_VERSION
+from epcross.harness.storing.process_identity import alive, this_process
 from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
 
 _HEADER = {
@@ -217,64 +217,29 @@ def _claim(path: Path) -> None:
     owner_file = path / "owner"
     with _folder_lock(path):  # of two processes that both find a dead owner, one may take over
         owner = _read_owner(owner_file)
-        if owner is not None and owner != _this_process():
-            verdict = _alive(owner)
+        if owner is not None and owner != this_process():
+            verdict = alive(owner)
             if verdict:
                 raise StoreError(
                     f"{path} is in use by process {owner.get('pid')} on {owner.get('host')} ({verdict}). Wait for it "
                     f"or cancel it; if that process is gone, delete {owner_file} and try again"
                 )
-        write_whole(owner_file, json.dumps(_this_process()).encode())
+        write_whole(owner_file, json.dumps(this_process()).encode())
 
 
 def release(path: Path) -> None:
     """Give the run folder up, if this process owns it."""
     owner_file = path / "owner"
     with contextlib.suppress(OSError), _folder_lock(path):
-        if _read_owner(owner_file) == _this_process():
+        if _read_owner(owner_file) == this_process():
             owner_file.unlink()
 
 
 def owner_of(path: Path) -> str | None:
     """Who writes to the run folder now, as words; None if nobody does or the owner has died."""
     owner = _read_owner(path / "owner")
-    verdict = _alive(owner) if owner else None
+    verdict = alive(owner) if owner else None
     return f"process {owner.get('pid')} on {owner.get('host')} ({verdict})" if owner and verdict else None
-
-
-def process_start(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot; None if there is no such process (a zombie is none).
-
-    Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime); the name before them may hold blanks.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def _this_process() -> dict[str, Any]:
-    return {
-        "pid": os.getpid(),
-        "start": process_start(os.getpid()),
-        "host": platform.node(),
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "pid_namespace": os.readlink("/proc/self/ns/pid"),  # containers of one host number processes each for itself
-    }
-
-
-def _alive(owner: Mapping[str, Any]) -> str | None:
-    """Why `owner` must be taken as alive; None if it is certainly dead."""
-    here = _this_process()
-    if owner.get("host") != here["host"]:
-        return "another host, which cannot be asked from here"
-    if owner.get("boot") != here["boot"]:
-        return None  # the machine was restarted since
-    if owner.get("pid_namespace") != here["pid_namespace"]:
-        return "another container, which cannot be asked from here"
-    pid = owner.get("pid")
-    return "alive" if isinstance(pid, int) and process_start(pid) == owner.get("start") else None
 
 
 def _read_owner(owner_file: Path) -> dict[str, Any] | None:
