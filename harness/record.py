@@ -7,7 +7,7 @@ rows of an older version are read with null in the columns they lack.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 def column(doc: str, default: Any = None, *, since: int = 1) -> Any:
@@ -160,6 +160,11 @@ class Record:
     )
     throttle_reasons: str | None = column(
         "What held clocks down then, sorted, joined by a space; empty if nothing did.", since=2
+    )
+    other_processes: int | None = column(
+        "Processes on the ranks' GPUs that are none of the run's, most of any GPU before or after timing; null where"
+        " NVML does not tell.",
+        since=6,
     )
 
     measure_hash: str = column("Hash of the sources that can change a number.", "")

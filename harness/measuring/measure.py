@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
 from epcross.harness.backends.layer import LayerBackend, hidden_point
-from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, nvml_here, open_monitor, summary
+from epcross.harness.measuring.gpu_state import nvml_here
+from epcross.harness.measuring.gpu_watch import GpuWatch, open_watch
 from epcross.harness.measuring.link_bytes import difference, pair_row_bytes
 from epcross.harness.measuring.nvtx import staged
 from epcross.harness.measuring.timer import HostTimer, Timer
@@ -148,8 +149,7 @@ class UnitSession:
         self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
         self.ranks: LocalRanks = local_ranks(backend, point, group, self.slots)
         self.timer: Timer | None = None
-        self.monitor: GpuMonitor | None = None
-        self.gpu_states: list[GpuState] = []  # of this process's GPU, before and after each seed's series
+        self.watch = GpuWatch()  # of this process's GPU, before and after each seed's series
         self.links: LinkCount | None = None
         self.flags: frozenset[Flag] = frozenset()  # that the measurement itself earned
         self.ids: list[tuple[Int32, ...]] = []
@@ -171,9 +171,9 @@ class UnitSession:
             for s, batch in reversed(list(enumerate(timed))):
                 self._check_round(Stage.VERIFY_BEFORE, s, batch)
             self.report_stage(Stage.TIME)
-            self._read_gpu()
+            self.watch.read()
             chains += self._time(seed, timed)
-            self._read_gpu()
+            self.watch.read()
             self.report_stage(Stage.VERIFY_AFTER)
             self._check_round(Stage.VERIFY_AFTER, 0, self._batch(seed, FRESH_SET, Payload.RANDOM))
         return chains
@@ -185,7 +185,7 @@ class UnitSession:
         self.report_stage(Stage.PREPARE)
         self.ranks.prepare(timed)
         self.timer = self._make_timer()
-        self.monitor = None if self.point.domain is Domain.CPU else open_monitor()
+        self.watch = GpuWatch() if self.point.domain is Domain.CPU else open_watch()
         if self.point.domain is Domain.NVLINK and self.point.regime is Regime.STEADY:
             self.links = self._make_links()
         # compiling and tuning take unequal times; nobody may start a bounded wait before all are ready
@@ -270,22 +270,11 @@ class UnitSession:
         self._count_links(slowest_us)
         return chains
 
-    def _read_gpu(self) -> None:
-        state = self.monitor.read() if self.monitor else None
-        if state is not None:
-            self.gpu_states.append(state)
-
     def gpu_fields(self) -> dict[str, Any]:
-        """What the GPUs of all ranks were at; none on the CPU. Flags the unit if one was throttled. Collective."""
-        own = json.dumps([state.to_json() for state in self.gpu_states]).encode()
-        states = [
-            GpuState(**{**state, "reasons": tuple(state["reasons"])})
-            for data in self.group.all_gather(own)
-            for state in json.loads(data)
-        ]
-        if is_throttled(states):
-            self.flags |= {Flag.THROTTLED}
-        return summary(states)
+        """What the GPUs of all ranks were at, and whether others were on them; none on the CPU. Collective."""
+        fields, flags = self.watch.fields(self.group)
+        self.flags |= flags
+        return fields
 
     def timer_fields(self) -> dict[str, Any]:
         """How pairs were issued, and what an empty pair costs through the path just used."""

@@ -10,7 +10,9 @@ from tests._torch_one_launch import torch_one_launch
 from tests.contract.threads import on_ranks
 
 from epcross.harness.measuring.cuda_timing import CudaTimer
+from epcross.harness.measuring.gpu_processes import Listing
 from epcross.harness.measuring.gpu_state import GpuState
+from epcross.harness.measuring.gpu_watch import GpuWatch
 from epcross.harness.measuring.measure import UnitSession, measure_unit
 from epcross.harness.point import Timing, Unit
 from epcross.harness.record import UnitResult
@@ -66,7 +68,24 @@ class Monitor:
 class HotSession(CpuSession):
     def _prepare(self, timed: list) -> None:
         super()._prepare(timed)
-        self.monitor = Monitor()  # type: ignore[assignment]
+        self.watch = GpuWatch(Monitor())
+
+
+class Listed:
+    """This process, and from the second reading on one that is none of the run's."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def read(self) -> Listing | None:
+        self.readings += 1
+        return Listing(host="here", own=7, sessions=(7, 7, 99) if self.readings > 1 else (7,))
+
+
+class SharedSession(CpuSession):
+    def _prepare(self, timed: list) -> None:
+        super()._prepare(timed)
+        self.watch = GpuWatch(processes=Listed())
 
 
 def measure(backend, regime=Regime.STEADY, session=CpuSession, **point) -> UnitResult:
@@ -105,6 +124,12 @@ def test_clocks_are_the_worst_that_was_read_and_a_throttled_unit_is_flagged():
     record = measure(torch_one_launch()({}), session=HotSession).records[0]
     assert (record.sm_clock_mhz, record.memory_clock_mhz, record.gpu_temperature_c) == (1500, 3201, 80)
     assert (record.throttle_reasons, record.flags) == ("sw_thermal_slowdown", "throttled")
+
+
+def test_a_unit_beside_which_another_process_came_is_flagged_and_says_how_many():
+    record = measure(torch_one_launch()({}), session=SharedSession).records[0]
+    assert (record.status, record.other_processes, record.flags) == ("ok", 1, "not_alone")
+    assert measure(torch_one_launch()({})).records[0].other_processes is None  # nobody told
 
 
 def test_a_row_that_arrives_wrong_names_its_rank():
