@@ -42,6 +42,15 @@ def main(name: str, rank: int, size: int, port: int, protocol: str, gpus: int, l
     always(protocol)
     torch.cuda.set_device(rank % gpus)
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    try:
+        play_case(name, rank, size, protocol, gpus, local_ranks)
+    finally:
+        # while the interpreter lives: at its end torch's threads may still run, and end the process by std::terminate
+        distributed.destroy_process_group()
+
+
+def play_case(name: str, rank: int, size: int, protocol: str, gpus: int, local_ranks: int) -> None:
+    """The case itself, in a group of processes that is there."""
     group = distributed.group.WORLD
     assert group is not None
     sharing = size // gpus
