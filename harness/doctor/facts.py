@@ -88,6 +88,7 @@ class Facts:
                     "fabric": Fabric(**gpu["fabric"]),
                     "throttle": tuple(gpu["throttle"]),
                     "processes": tuple(gpu["processes"]),
+                    "holders": tuple(gpu["holders"]),
                 }
             )
             for gpu in data["gpus"]
@@ -120,7 +121,12 @@ def collect(
         status = ["nvidia-smi", "nvlink", "--status"]
         links = read("links", lambda: parse_links(asked.output(status, _COMMAND_LIMIT_S)), {})
         gpus = tuple(
-            dataclasses.replace(gpu, links=links.get(gpu.uuid, (0, 0))[0], dead_links=links.get(gpu.uuid, (0, 0))[1])
+            dataclasses.replace(
+                gpu,
+                links=links.get(gpu.uuid, (0, 0))[0],
+                dead_links=links.get(gpu.uuid, (0, 0))[1],
+                holders=tuple(read("locks", lambda gpu=gpu: asked.gpu_holders(gpu.uuid), ())),
+            )
             for gpu in gpus
         )
     matrix = ["nvidia-smi", "topo", "-p2p", "r"]

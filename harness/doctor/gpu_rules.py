@@ -222,9 +222,29 @@ def _clocks(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.COSTS,
             subject="other processes",
-            text=f"somebody else's are on the GPUs of {in_words(busy)}: {', '.join(map(str, pids))}",
+            text=f"somebody else's are on the GPUs of {in_words(busy)}: {', '.join(map(str, pids))}; rows taken beside "
+            "them carry the flag not_alone",
             next_step="take whole nodes (cluster.exclusive=true), or have them ended",
         )
+
+
+def _in_use(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
+    for holder, members in grouped(facts, lambda f: " and ".join(f.gpu.holders) if f.gpu else "").items():
+        if holder:
+            yield Finding(
+                severity=Severity.STOPS,
+                subject="GPU in use",
+                text=f"by {holder}, at {in_words(members)}",
+                next_step="wait until it has ended: a second run is refused, for each would spoil the other's numbers",
+            )
+    for problem, members in grouped(facts, lambda f: f.absent.get("locks", "")).items():
+        if problem:
+            yield Finding(
+                severity=Severity.STOPS,
+                subject="GPU lock",
+                text=f"{problem} (at {in_words(members)})",
+                next_step="a run needs it to keep others from the GPU: let /tmp be writable, delete what lies there",
+            )
 
 
 def _memory(facts: Sequence[Facts], wanted: Wanted) -> Iterator[Finding]:
@@ -256,5 +276,5 @@ def _nccl(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
     )
 
 
-RULES = [_gpus, _one_gpu_each, _peers, _links, _fabric, _domains, _handles, _rights, _clocks, _memory, _mps, _nccl]
+RULES = [_gpus, _one_gpu_each, _peers, _links, _fabric, _domains, _handles, _rights, _clocks, _in_use, _memory, _mps, _nccl]
 """All of them."""

@@ -46,6 +46,7 @@ class Gpu:
     dead_links: int = 0
     fabric: Fabric = Fabric()
     processes: tuple[int, ...] = ()  # that use it
+    holders: tuple[str, ...] = ()  # of its lock: who measures on it, or checks something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

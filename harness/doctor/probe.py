@@ -45,6 +45,16 @@ class NodeProbe(Probe):
         """The bytes of a file. Raises `OSError`."""
         return Path(path).read_bytes()
 
+    def gpu_holders(self, uuid: str) -> list[str]:
+        """Who holds the lock of a GPU, in words. Raises `LookupError` if it cannot be used as a lock."""
+        from epcross.harness.running.gpu_lock import gpu_holders
+        from epcross.harness.running.lock_file import LockUnusable
+
+        try:
+            return [str(holder) for holder in gpu_holders(uuid.removeprefix("GPU-"))]
+        except LockUnusable as error:
+            raise LookupError(str(error)) from error
+
     def take_descriptor(self) -> int:
         """The error number with which a process is refused a file of its sibling, as a rank takes its peer's memory; 0
         if it is not refused."""

@@ -18,10 +18,12 @@ from typing import Any, Self
 from epcross.harness.planning.schema import BackendConfig, Device
 from epcross.harness.point import Scalar, Timing, processes
 from epcross.harness.running.child import Child
+from epcross.harness.running.core_watch import watch_cores
 from epcross.harness.running.processes import remove_segments
 from epcross.harness.running.rank_place import import_folder, place
 from epcross.harness.running.rendezvous import new_token
 from epcross.harness.running.rendezvous_server import StoreServer
+from epcross.harness.running.seat import seat_here
 from epcross.harness.terms import BackendKind
 from epcross.harness.verification.contract import WAITING
 from epcross.harness.verification.visit import DUMP_SIGNAL
@@ -85,6 +87,7 @@ class CheckRanks:
         self._size = processes(ep_size, device.sharing)
         self._folder, self._limit_s = folder, limit_s
         self._server = StoreServer(token=new_token())
+        self._cores = watch_cores(seat_here(0, self._size), device.domain)  # for the runs that are on them
         self._generation = 0
         self._children: list[Child] = []
         self._stages: dict[int, str] = {}
@@ -100,6 +103,7 @@ class CheckRanks:
                     child.leave(LEAVE_S)
             self._discard()
         finally:
+            self._cores.close()
             self._server.close()
 
     def visit(self, name: str, seed: int) -> CaseEnd:

@@ -52,7 +52,7 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.fd = _opened(path)
+        self.fd = open_lock(path)
 
     def take(self, who: str, *, shared: bool) -> bool:
         """Hold it alone or `shared`, and say so in the file; whether that was possible within `PATIENCE_S`."""
@@ -91,7 +91,7 @@ class LockFile:
     def _taken(self, who: str, shared: bool) -> bool:
         if not self._is_in_place():  # somebody tidied up after it was opened
             os.close(self.fd)
-            self.fd = _opened(self.path)
+            self.fd = open_lock(self.path)
         # alone even where it will be shared: whoever was here is gone then, and its words with it
         if self._locked(fcntl.LOCK_EX):
             self.say(who)
@@ -120,7 +120,7 @@ class LockFile:
         return False
 
 
-def _opened(path: Path) -> int:
+def open_lock(path: Path) -> int:
     """The file at `path`, made if need be, for everybody to write to.
 
     Raises:

@@ -66,8 +66,10 @@ class Recorder:
         flags: Iterable[Flag],
         started_at: datetime,
         wall_s: float,
+        seen: Iterable[Flag] = (),
     ) -> bool:
-        """Store one unit's rows; returns whether all of them are fine."""
+        """Store one unit's rows; returns whether all of them are fine. `flags` are those that the worker knew, and put
+        into its rows if it made any; `seen` those that the supervisors saw around it."""
         attempt = self.job.attempts.get(f"{point_id}.{turn.launch}", 0)
         marks = {Flag.RETRIED} if attempt else set()
         if verdict is None and result is None:
@@ -80,7 +82,7 @@ class Recorder:
                     record,
                     attempt=attempt,
                     position=turn.position,
-                    flags=join_words([*record.flags.split(), *marks]),
+                    flags=join_words([*record.flags.split(), *marks, *seen]),
                 )
                 for record in records
             )
@@ -100,7 +102,7 @@ class Recorder:
             verdict.reason,
             failed_rank=None if silent else verdict.rank,
             failed_stage=None if silent else verdict.stage,
-            flags=marks if silent else {*flags, *marks},
+            flags=marks if silent else {*flags, *marks, *seen},
         )
         common = {
             "attempt": attempt,

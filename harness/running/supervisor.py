@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from epcross.harness.errors import EpcrossError
 from epcross.harness.running.child import Child
+from epcross.harness.running.core_watch import watch_cores
 from epcross.harness.running.job import Job, Turn, TurnKind
 from epcross.harness.running.processes import adopt_orphans, die_with_parent, remove_segments
 from epcross.harness.running.rank_place import RankPlace, import_folder, place
@@ -74,6 +76,7 @@ class Supervisor:
         self.place: RankPlace = place(seat.local_rank, seat.local_size, job.domain)
         if job.profile:
             self.place = replace(self.place, flags=(*self.place.flags, Flag.PROFILED))
+        self.cores = watch_cores(seat, job.domain)
         self.watch = Watch(address, rank, in_batch=job.in_batch)
         self.failed = dict(job.failed)
         self.unavailable: dict[str, Verdict] = {}
@@ -96,6 +99,7 @@ class Supervisor:
             raise self.watch.stop_all("error", str(error)) from error
         finally:
             self._discard()
+            self.cores.close()
             self.watch.close()
 
     def _run_turn(self, turn: Turn) -> None:
@@ -142,7 +146,10 @@ class Supervisor:
         if self.recorder:
             self.recorder.start(turn, point_id)
         self._result = None
+        self.cores.begin()
         outcome, was_ready = self._attempt(turn, point_id)
+        if not self.cores.was_alone():
+            outcome = replace(outcome, flags=(Flag.NOT_ALONE,))
         answers = self._meet(bytes([was_ready]) + outcome.encode())
         outcomes = [Outcome.decode(answer[1:]) for answer in answers]
         verdict = judge(outcomes)
@@ -150,7 +157,8 @@ class Supervisor:
         self._never_ready = verdict is not None and not answers[verdict.rank][0]
         if any(o.ending not in (Ending.OK, Ending.UNSUPPORTED) for o in outcomes):
             self._discard()
-        self._record(turn, point_id, verdict, started_at, time.monotonic() - begin)
+        seen = {flag for outcome in outcomes for flag in outcome.flags}
+        self._record(turn, point_id, verdict, started_at, time.monotonic() - begin, seen)
         return verdict
 
     def _attempt(self, turn: Turn, point_id: str) -> tuple[Outcome, bool]:
@@ -298,13 +306,21 @@ class Supervisor:
         limit_s = self.job.timing.wall_limit_s + self.job.start_limit_s + MEET_MARGIN_S
         return self.watch.meet(f"meeting {self._meetings}", self.job.processes, data, limit_s)
 
-    def _record(self, turn: Turn, point_id: str, verdict: Verdict | None, started_at: datetime, wall_s: float) -> None:
+    def _record(
+        self,
+        turn: Turn,
+        point_id: str,
+        verdict: Verdict | None,
+        started_at: datetime,
+        wall_s: float,
+        seen: Iterable[Flag] = (),
+    ) -> None:
         if self.recorder is None:
             return
         if turn.kind is TurnKind.FLOOR:
             self.recorder.floor(self._result, verdict)
             return
-        fine = self.recorder.unit(turn, point_id, self._result, verdict, self.place.flags, started_at, wall_s)
+        fine = self.recorder.unit(turn, point_id, self._result, verdict, self.place.flags, started_at, wall_s, seen)
         if self.job.fail_fast and not fine:
             raise self.watch.stop_all(FAIL_FAST, "stopped at the first failure, as --fail-fast asks")
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from epcross.harness.running.rendezvous import Abort
-from epcross.harness.terms import Stage, Status
+from epcross.harness.terms import Flag, Stage, Status
 
 _STAGES = list(Stage)
 
@@ -42,6 +42,7 @@ class Outcome:
     reason: str = ""
     answered: bool = True  # whether the worker noticed by itself that its group had ended
     abort: Abort | None = None
+    flags: tuple[Flag, ...] = ()  # that this rank's host earned the unit, however it ended
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -58,6 +59,7 @@ class Outcome:
             reason=values["reason"],
             answered=values["answered"],
             abort=None if abort is None else Abort(**{**abort, "waiting": tuple(abort["waiting"])}),
+            flags=tuple(map(Flag, values["flags"])),
         )
 
 

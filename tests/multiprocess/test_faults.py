@@ -196,5 +196,6 @@ def test_more_ranks_than_cores_are_flagged(run: RunDirectory) -> None:
     wide = replace(point(1, ep_size=size), tokens=(1,) * size)
     end, _ = finish(job(run, [wide], timing=replace(TIMING, launches=1)))
     assert end.end is End.DONE
-    assert stored(run)[1, 0].records[0].flags == "oversubscribed"
+    flags = set(stored(run)[1, 0].records[0].flags.split())
+    assert flags - {Flag.NOT_ALONE} == {Flag.OVERSUBSCRIBED}  # another run may be on this machine's cores
     assert left_overs(run) == []

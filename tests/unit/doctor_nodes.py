@@ -49,6 +49,8 @@ class Node(NodeProbe):
     free_mib: int = 140000
     thermal: str = "Not Active"
     pids: Sequence[int] = ()
+    held: Mapping[str, Sequence[str]] = field(default_factory=dict)  # UUID -> who holds its lock
+    lock_problem: str = ""
     links: Sequence[int] = (18, 18, 18, 18, 18, 18, 18, 18)  # active, of 18
     bad_pairs: Sequence[tuple[int, int]] = ()
     taking: int = 0  # errno of pidfd_getfd
@@ -107,6 +109,11 @@ class Node(NodeProbe):
 
     def take_descriptor(self) -> int:
         return self.taking
+
+    def gpu_holders(self, uuid: str) -> list[str]:
+        if self.lock_problem:
+            raise LookupError(self.lock_problem)
+        return list(self.held.get(uuid, ()))
 
     def uuid(self, index: int) -> str:
         return self.uuids[index] if self.uuids else f"GPU-{self.name}-{index}"

@@ -166,6 +166,17 @@ def test_mig_mps_heat_and_strangers() -> None:
     assert "4711" in costs(ranks_of(Node(pids=(4711,))))["other processes"].text
 
 
+def test_a_gpu_that_somebody_measures_on_is_named_with_the_run() -> None:
+    facts = ranks_of(Node(held={"GPU-n1-1": ["run results/runs/one (process 12, since 10:05)"]}))
+    found = stops(facts)
+    assert found.keys() == {"GPU in use"}
+    assert found["GPU in use"].text == "by run results/runs/one (process 12, since 10:05), at rank 1 on n1"
+    assert [Facts.from_json(json.loads(json.dumps(fact.to_json()))) for fact in facts] == facts
+    spoilt = stops(ranks_of(Node(lock_problem="/tmp/epcross-gpu-a.lock cannot be used: it is no file")))
+    assert spoilt.keys() == {"GPU lock"}
+    assert "it is no file (at ranks 0-1 on n1)" in spoilt["GPU lock"].text
+
+
 def test_memory_against_what_the_sweep_needs() -> None:
     wanted = Wanted(gpu_bytes=10**10, shm_bytes=10**9)
     assert stops(ranks_of(Node()), wanted) == {}

@@ -7,7 +7,7 @@ import pytest
 
 from epcross.harness.running.rendezvous import Abort
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
-from epcross.harness.terms import Stage, Status
+from epcross.harness.terms import Flag, Stage, Status
 
 OK = Outcome(ending=Ending.OK, stage=Stage.CLOSE)
 
@@ -78,5 +78,6 @@ def test_refusals_are_no_failures() -> None:
 
 
 def test_outcomes_travel() -> None:
-    for sent in (OK, outcome(Ending.WAIT, Abort(rank=1, reason="r", waiting=(0, 3)))):
+    flagged = replace(OK, flags=(Flag.NOT_ALONE,))
+    for sent in (OK, flagged, outcome(Ending.WAIT, Abort(rank=1, reason="r", waiting=(0, 3)))):
         assert Outcome.decode(sent.encode()) == sent
