@@ -108,7 +108,7 @@ class Flag(StrEnum):
     WARM_L2 = "warm_l2"
     LATE_START = "late_start"  # a rank missed the common start of an entry iteration
     PROFILED = "profiled"  # taken under a profiler or another wrapper, which costs time
-    NOT_ALONE = "not_alone"  # a process that is none of the run's was on a rank's GPU, or another run's rank on its core
+    NOT_ALONE = "not_alone"  # another process, none of the run's, was on a rank's GPU, or another run on its core
     RETRIED = "retried"  # the point was measured after an earlier attempt was interrupted
 
 

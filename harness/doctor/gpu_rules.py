@@ -276,5 +276,19 @@ def _nccl(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
     )
 
 
-RULES = [_gpus, _one_gpu_each, _peers, _links, _fabric, _domains, _handles, _rights, _clocks, _in_use, _memory, _mps, _nccl]
+RULES = [
+    _gpus,
+    _one_gpu_each,
+    _peers,
+    _links,
+    _fabric,
+    _domains,
+    _handles,
+    _rights,
+    _clocks,
+    _in_use,
+    _memory,
+    _mps,
+    _nccl,
+]
 """All of them."""

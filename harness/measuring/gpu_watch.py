@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs around each seed's series: their state, and who else is on them; the worst goes into rows."""
+"""What NVML says of the GPUs around each seed's series: how they are, and who else is on them; rows keep the worst."""
 
 import json
 from typing import Any, Protocol

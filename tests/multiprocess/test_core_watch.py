@@ -98,7 +98,8 @@ def test_rows_of_two_runs_on_the_same_cores_are_flagged(tmp_path: Path, monkeypa
     folder = str(Path(__file__).resolve().parent.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
     runs = [new_run(tmp_path) for _ in range(2)]
-    jobs = [job(run, [point(1, sleep_s=6), point(2, fault="raise")], timing=replace(TIMING, launches=1, wall_limit_s=30.0)) for run in runs]  # fmt: skip
+    timing, points = replace(TIMING, launches=1, wall_limit_s=30.0), [point(1, sleep_s=6), point(2, fault="raise")]
+    jobs = [job(run, points, timing=timing) for run in runs]
     with ThreadPoolExecutor(2) as pool:
         assert [end.end for end in pool.map(run_job, jobs)] == [End.DONE, End.DONE]
     for run in runs:

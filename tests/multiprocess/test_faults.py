@@ -14,7 +14,7 @@ from epcross.harness.running.progress import ProgressReader
 from epcross.harness.running.schedule import turns
 from epcross.harness.storing.run_directory import RunDirectory, read_floor
 from epcross.harness.storing.store import missing_rows, read_units
-from epcross.harness.terms import Domain, Sharing, Stage, Status
+from epcross.harness.terms import Domain, Flag, Sharing, Stage, Status
 
 
 def gpu_count() -> int:

@@ -1,4 +1,4 @@
-"""Two measurements on one GPU, as a person would start them by mistake. The GPU is one that a false nvidia-smi lists."""
+"""Two measurements on one GPU, started by mistake, as commands. The GPU is one that a false nvidia-smi lists."""
 
 import json
 import os

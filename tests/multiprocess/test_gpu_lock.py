@@ -43,7 +43,9 @@ def holding(folder: Path, who: str, *uuids: str, shared: bool = False) -> Iterat
 def test_a_second_holder_is_told_who_the_first_one_is(tmp_path: Path) -> None:
     with holding(tmp_path, "run results/runs/one", "a", "b") as first:
         begin = time.monotonic()
-        words = rf"GPU b is in use by run results/runs/one \(process {first.pid}, since 20\d\d-.*Wait until it has ended"
+        words = (
+            rf"GPU b is in use by run results/runs/one \(process {first.pid}, since 20\d\d-.*Wait until it has ended"
+        )
         with pytest.raises(GpuInUse, match=words):
             GpuLocks(["c", "b"], "run two", folder=tmp_path)
         assert time.monotonic() - begin < PATIENCE_S + 2
@@ -103,9 +105,9 @@ def test_the_lock_of_one_user_serves_all_and_outlives_whoever_tidies_up(tmp_path
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     with GpuLocks(["a"], "run one", folder=tmp_path):
         path.unlink()
-        with GpuLocks(["a"], "run two", folder=tmp_path):  # who deletes a lock has none; the new one works again
-            with pytest.raises(GpuInUse, match="run two"):
-                GpuLocks(["a"], "run three", folder=tmp_path)
+        # who deletes a lock has none; the new one works again
+        with GpuLocks(["a"], "run two", folder=tmp_path), pytest.raises(GpuInUse, match="run two"):
+            GpuLocks(["a"], "run three", folder=tmp_path)
     path.write_bytes(b'nonsense\n{"who": 3}\n\xff\xfe\n[]\n')  # anybody may write there
     with GpuLocks(["a"], "run four", folder=tmp_path):
         assert [holder.who for holder in gpu_holders("a", tmp_path)] == ["run four"]

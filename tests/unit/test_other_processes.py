@@ -133,12 +133,19 @@ def test_the_kernel_knows_sessions_and_names_of_processes():
     assert system.session(os.getpid()) == os.getsid(0)
 
 
+class Always:
+    def __init__(self, listing: Listing) -> None:
+        self.listing = listing
+
+    def read(self) -> Listing:
+        return self.listing
+
+
 @pytest.mark.parametrize(("sessions", "others", "flags"), [((1, 2), 0, set()), ((1, 3), 1, {Flag.NOT_ALONE})])
 def test_all_ranks_hear_of_a_stranger_on_any_of_their_gpus(sessions, others, flags):
     def rank(group):
         own = group.rank + 1
-        listing = Listing(host="h", own=own, sessions=sessions if own == 1 else (2,))
-        watch = GpuWatch(processes=SimpleNamespace(read=lambda: listing))
+        watch = GpuWatch(processes=Always(Listing(host="h", own=own, sessions=sessions if own == 1 else (2,))))
         watch.read()
         return watch.fields(group)
 
