@@ -58,12 +58,6 @@ class GpuMonitor:
             return None
 
 
-def open_monitor() -> GpuMonitor | None:
-    """A monitor of torch's current GPU; None without NVML or a GPU."""
-    found = nvml_here()
-    return GpuMonitor(*found) if found else None
-
-
 def nvml_here() -> tuple[Any, Any] | None:
     """The module pynvml and its handle of torch's current GPU; None without NVML or a GPU."""
     try:

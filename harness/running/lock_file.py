@@ -28,6 +28,8 @@ PATIENCE_S = 0.5
 
 _POLL_S = 0.02
 _MOST_BYTES = 1 << 16  # of a file; a line has some 200
+_MOST_WORDS = 400
+_NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -65,7 +67,8 @@ class LockFile:
 
     def say(self, who: str) -> None:
         """Other words of the one who holds it alone."""
-        os.ftruncate(self.fd, 0)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.fd, 0)
         self._add(who)
 
     def close(self) -> None:
@@ -82,10 +85,11 @@ class LockFile:
         """Those who said that they hold it, without those who are certainly dead."""
         found = []
         for line in os.pread(self.fd, _MOST_BYTES, 0).splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # anybody may write here
+            with contextlib.suppress(*_NONSENSE):  # anybody may write here
                 words: Mapping[str, Any] = json.loads(line)
                 if alive(words):
-                    found.append(Holder(who=str(words["who"]), pid=int(words["pid"]), since=str(words["since"])))
+                    who, since = (_plain(words[name]) for name in ("who", "since"))
+                    found.append(Holder(who=who, pid=int(words["pid"]), since=since))
         return found
 
     def _taken(self, who: str, shared: bool) -> bool:
@@ -108,11 +112,14 @@ class LockFile:
             fcntl.flock(self.fd, how | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise _unusable(self.path, error) from error
         return True
 
     def _add(self, who: str) -> None:
         line = {**this_process(), "who": who, "since": datetime.now(UTC).isoformat(timespec="seconds")}
-        os.write(self.fd, json.dumps(line).encode() + b"\n")  # whole and at the end, whoever else writes
+        with contextlib.suppress(OSError):  # a full disk: it is held all the same
+            os.write(self.fd, json.dumps(line).encode() + b"\n")  # whole and at the end, whoever else writes
 
     def _is_in_place(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -140,7 +147,16 @@ def open_lock(path: Path) -> int:
                 with contextlib.suppress(FileExistsError):
                     os.link(file.name, path)
     except OSError as error:
-        raise LockUnusable(
-            f"{path} cannot be used as the lock that keeps two measurements apart: {error.strerror}. Make "
-            f"{path.parent} writable, and have {path} deleted if it is there"
-        ) from error
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> LockUnusable:
+    return LockUnusable(
+        f"{path} cannot be used as the lock that keeps two measurements apart: {error.strerror}. Make "
+        f"{path.parent} writable, and have {path} deleted if it is there"
+    )
+
+
+def _plain(words: Any) -> str:
+    """Words of somebody else, as a terminal may show them."""
+    return "".join(filter(str.isprintable, str(words)))[:_MOST_WORDS]

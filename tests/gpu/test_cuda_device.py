@@ -1,6 +1,8 @@
 """The GPU's queue and clocks: graphs, stamps, events and the profiler agree on how long a kernel takes."""
 
 import statistics
+import subprocess
+import sys
 
 import pytest
 from tests.gpu._alone import alone
@@ -8,7 +10,8 @@ from tests.gpu._alone import alone
 from epcross.harness.measuring.cuda_device import open_device
 from epcross.harness.measuring.cuda_floor import measure_gpu_floor
 from epcross.harness.measuring.cuda_timing import CudaTimer
-from epcross.harness.measuring.gpu_state import open_monitor
+from epcross.harness.measuring.gpu_processes import GpuProcesses, strangers
+from epcross.harness.measuring.gpu_state import GpuMonitor, nvml_here
 from epcross.harness.terms import GraphSupport, Phase, Regime
 
 DISPATCH_US, COMBINE_US = 40.0, 60.0
@@ -95,10 +98,49 @@ def test_the_floor_is_plausible(group):
 
 
 def test_the_monitor_tells_clocks_that_a_gpu_can_have():
-    monitor = open_monitor()
-    if monitor is None:
+    found = nvml_here()
+    if found is None:
         pytest.skip("NVML does not know this GPU, so rows have no clocks")
-    state = monitor.read()
+    state = GpuMonitor(*found).read()
     assert state is not None
     assert 100 <= state.sm_clock_mhz <= 5000
     assert 0 < state.gpu_temperature_c < 110
+
+
+STRANGER = """
+import torch
+torch.zeros(1, device="cuda:0")
+print("here", flush=True)
+input()
+"""
+
+
+def test_a_process_that_comes_to_the_gpu_is_a_stranger_and_one_of_ours_is_not():
+    import torch
+
+    torch.zeros(1, device="cuda:0")  # only a process with a context is listed
+    found = nvml_here()
+    processes = GpuProcesses(*found) if found else None
+    before = processes.read() if processes else None
+    if processes is None or before is None:
+        pytest.skip("NVML does not list this process on its GPU, so rows do not say who else is on it")
+    already = strangers([[before]])
+    assert already is not None
+    for own_session, more in ((True, 1), (False, 0)):
+        other = subprocess.Popen(
+            [sys.executable, "-c", STRANGER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=own_session,
+        )
+        with other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"here\n"
+            listing = processes.read()
+            other.kill()
+        assert listing is not None
+        assert len(listing.sessions) == len(before.sessions) + 1
+        assert strangers([[before, listing]]) == already + more
+    after = processes.read()
+    assert after is not None
+    assert strangers([[after]]) == already

@@ -108,9 +108,16 @@ def test_the_lock_of_one_user_serves_all_and_outlives_whoever_tidies_up(tmp_path
         # who deletes a lock has none; the new one works again
         with GpuLocks(["a"], "run two", folder=tmp_path), pytest.raises(GpuInUse, match="run two"):
             GpuLocks(["a"], "run three", folder=tmp_path)
-    path.write_bytes(b'nonsense\n{"who": 3}\n\xff\xfe\n[]\n')  # anybody may write there
-    with GpuLocks(["a"], "run four", folder=tmp_path):
-        assert [holder.who for holder in gpu_holders("a", tmp_path)] == ["run four"]
+
+
+def test_nonsense_in_the_file_is_passed_over(tmp_path: Path) -> None:
+    """Anybody may write there."""
+    path = tmp_path / "epcross-gpu-a.lock"
+    nonsense = b'nonsense\n{"who": 3}\n\xff\xfe\n[]\n7\n' + b"[" * 5000 + b"\n"
+    path.write_bytes(nonsense)
+    with GpuLocks(["a"], "run \x1b[2Jone", folder=tmp_path):
+        path.write_bytes(nonsense + path.read_bytes())
+        assert [holder.who for holder in gpu_holders("a", tmp_path)] == ["run [2Jone"]
 
 
 @pytest.mark.parametrize("kind", ["folder", "symlink", "fifo", "lost folder"])
