@@ -105,9 +105,16 @@ def test_a_lead_is_a_ratio_within_a_call(tmp_path: Path) -> None:
 def test_what_was_never_in_one_call_with_ours_is_not_compared(tmp_path: Path) -> None:
     run = run_of(tmp_path, launches=3, call=lambda backend, launch: (f"{backend.startswith('onesided')}", 1.0))
     assert leads(run) == "nothing of ours stands beside another backend"
-    text = crossings(run)
-    assert text.count("cannot be told: the two were never measured in one call") == 4
-    assert "leads" not in text
+    assert crossings(run) == "Whether any lead changes cannot be told: the two were never measured in one call."
+
+
+def test_what_cannot_be_told_of_some_others_shares_a_line(tmp_path: Path) -> None:
+    run = run_of(tmp_path, launches=3, call=lambda backend, _: ("one" if backend != "onesided_fence" else "other", 1.0))
+    lines = crossings(run).splitlines()
+    assert [line for line in lines if line.startswith("| Fence |")] == [
+        "| Fence | DeepEP V2; AG/RS | EP 2 | cannot be told: the two were never measured in one call |"
+    ]
+    assert sum(line.startswith("| Sentinel |") for line in lines) == 2
 
 
 def test_crossings_name_who_leads_where_and_the_interval(usual: EvidenceRun) -> None:
