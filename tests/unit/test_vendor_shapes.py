@@ -122,14 +122,16 @@ def test_a_shape_of_its_own_changes_neither_names_nor_what_odd_cases_are_about()
 
 
 @pytest.mark.parametrize(
-    ("experts", "tokens", "room"),
-    [(8, 1, 16), (8, 19, 32), (8, 32, 32), (12, 5, 8), (72, 5, 16), (128, 1, 1), (256, 1, 1), (256, 4095, 4095)],
+    ("ep_size", "tokens", "room"),
+    [(2, 1, 2), (2, 2, 2), (2, 4095, 4096), (2, 8192, 8192), (3, 5, 8), (4, 5, 5), (5, 5, 8), (6, 3, 4), (8, 1, 1)],
 )
-def test_ht_is_told_whole_units_of_a_bitmap(experts, tokens, room):
+@pytest.mark.parametrize("experts", [4, 128])
+def test_ht_is_told_room_whose_map_fills_units_of_16_bytes(ep_size, tokens, room, experts):
     backend = made(NcclEPHighThroughput)
-    point = small_point((tokens, 0), experts=experts)
+    point = small_point((tokens,) + (0,) * (ep_size - 1), experts=experts * ep_size)
+    assert room * ep_size * 4 % 16 == 0
     assert backend.room(point) == room
-    assert backend.landing_shape(point) == (2 * room,)
+    assert backend.landing_shape(point) == (ep_size * room,)
 
 
 def shared(ep_size=2, tokens=8, **shape):
