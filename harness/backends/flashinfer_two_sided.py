@@ -25,9 +25,10 @@ MAX_TOP_K = 32
 PEERS_PER_BLOCK = 8
 
 COUNT_CELL = "CounterCommunicator, csrc/nvlink_two_sided_prepare.cu:124 of 0.7.4"
-"""Where the count of rows for a peer is kept: one cell, which its reader empties and its writer does not look at. What keeps
-a rank from writing the next step's count over one that is not read yet is a row of that step, in either direction or
-through a third rank: with it the reader's kernel is over. Without any, a count is lost and its reader waits for ever."""
+"""Where the count of rows for a peer is kept: one cell, which its reader empties and its writer does not look at. What
+keeps a rank from writing the next step's count over one that is not read yet is a row of that step, in either direction
+or through a third rank: with it the reader's kernel is over. Without any a count is lost, and its reader waits for
+ever."""
 
 
 class FlashInferTwoSided(FlashInfer):
@@ -46,7 +47,7 @@ class FlashInferTwoSided(FlashInfer):
         return None
 
     def unsupported(self, point: Point) -> str | None:
-        """Experts in fours, how many of them a token may choose, what rows are made of, and that some leave their rank."""
+        """Experts in fours, how many of them a token may choose, what rows are made of, and that some cross."""
         problems = vendor.format_problems(self.name, point, FORMATS)
         if point.placement.num_slots % 4:
             problems.append(f"{self.name} takes a multiple of 4 experts, not {point.placement.num_slots}")
@@ -56,9 +57,9 @@ class FlashInferTwoSided(FlashInfer):
             problems.append(f"{self.name} takes at most {MAX_RANKS} ranks, not {point.ep_size}")
         if _nothing_crosses(point):
             problems.append(
-                f"{self.name} takes steps in which rows cross between ranks, not routing={point.routing.kind}: a count of"
-                f" rows may then be overwritten before it is read, and its reader waits for ever ({COUNT_CELL}); choose"
-                " another routing, or backend=flashinfer_one_sided"
+                f"{self.name} takes steps in which rows cross between ranks, not routing={point.routing.kind}: a count"
+                f" of rows may then be overwritten before it is read, and its reader waits for ever ({COUNT_CELL});"
+                " choose another routing, or backend=flashinfer_one_sided"
             )
         return "; ".join(problems) or None
 

@@ -148,9 +148,9 @@ class NVLinkTwoSidedAlltoAll(Communication):
     gaps = False
 
     def dispatch(self, hidden_states, topk_ids, *given, **named):
-        """A step after which a rank may go on before another has read its count of rows ends in a hang, sooner or later;
-        here at once. Every interleaving of two and of three ranks was looked at: it may unless it has waited for
-        the other or for somebody that had."""
+        """A step after which a rank may go on before another has read its count of rows ends in a hang, sooner or
+        later; here at once. It may unless in that step it has waited for the other, or for somebody that had: so found
+        in every interleaving of two and of three ranks."""
         rows = self.group.exchange({rank for ids in topk_ids for rank in self.destinations(ids)})
         for rank in range(self.ranks):
             waited_for = {rank} | rows[rank] | {r for r in range(self.ranks) if rows[r] & ({rank} | rows[rank])}

@@ -55,7 +55,8 @@ def test_two_sided_takes_no_routing_in_which_nothing_crosses(kind, tokens, top_k
     reason = made(FlashInferTwoSided).unsupported(point)
     if refused:
         assert "takes steps in which rows cross between ranks, not routing=local_only" in (reason or "")
-        assert "nvlink_two_sided_prepare.cu" in (reason or "") and "choose another routing" in (reason or "")
+        assert "csrc/nvlink_two_sided_prepare.cu:124 of 0.7.4" in (reason or "")
+        assert "choose another routing" in (reason or "")
     else:
         assert reason is None
     assert made(FlashInferOneSided).unsupported(replace(point, model=replace(point.model, top_k=4))) is None

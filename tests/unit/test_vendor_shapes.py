@@ -8,12 +8,15 @@ import pytest
 from tests._points import small_point
 
 from epcross.harness.backends import vendor
+from epcross.harness.backends.ag_rs import AllGatherReduceScatter
 from epcross.harness.backends.base import Backend, ContractShape
 from epcross.harness.backends.deepep_ll import DeepEPLowLatency
 from epcross.harness.backends.deepep_normal import DeepEPNormal
 from epcross.harness.backends.deepep_v2 import DeepEPV2
 from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
 from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
+from epcross.harness.backends.nccl_a2a import NcclAllToAll
+from epcross.harness.backends.nccl_a2a_padded import NcclAllToAllPadded
 from epcross.harness.backends.nccl_ep_ht import NcclEPHighThroughput
 from epcross.harness.backends.nccl_ep_ll import NcclEPLowLatency
 from epcross.harness.terms import Domain, RowFormat, Sharing
@@ -175,10 +178,15 @@ def test_ranks_on_one_gpu_share_out_its_multiprocessors(backend, ep_size, alone,
     assert made(backend, max_num_sms=8).most_sms(point) == 8
 
 
-def test_nccl_before_2_30_refuses_ranks_on_one_gpu(monkeypatch):
+WITH_NCCL = (NcclEPLowLatency, NcclEPHighThroughput, NcclAllToAll, NcclAllToAllPadded, AllGatherReduceScatter)
+
+
+@pytest.mark.parametrize("backend", WITH_NCCL, ids=lambda backend: backend.name)
+def test_nccl_before_2_30_refuses_ranks_on_one_gpu_where_it_is_loaded(backend, monkeypatch):
     monkeypatch.setattr(vendor, "loaded_nccl", lambda: {"nccl": "2.28.9 /lib/libnccl.so.2"})
-    assert "NCCL 2.28.9 /lib/libnccl.so.2 refuses several ranks" in (
-        made(NcclEPHighThroughput).unsupported(shared()) or ""
-    )
-    monkeypatch.setattr(vendor, "loaded_nccl", lambda: {"nccl": "2.30.7 /lib/libnccl.so.2"})
-    assert made(NcclEPHighThroughput).unsupported(shared()) is None
+    assert "NCCL 2.28.9 /lib/libnccl.so.2 refuses several ranks" in (made(backend).refused_here(shared()) or "")
+    assert made(backend).refused_here(replace(shared(), sharing=Sharing.NONE, domain=Domain.NVLINK)) is None
+    assert made(backend).unsupported(shared()) is None, "a limit of the point, which does not hang on the process"
+    for found in ({"nccl": "2.30.7 /lib/libnccl.so.2"}, {}):
+        monkeypatch.setattr(vendor, "loaded_nccl", lambda found=found: found)
+        assert made(backend).refused_here(shared()) is None
