@@ -110,6 +110,11 @@ class Fake(Backend):
     def unsupported(self, point: Point) -> str | None:
         return "the fake refuses 77 tokens; choose another number" if point.tokens_per_rank == 77 else None
 
+    def refused_here(self, point: Point) -> str | None:
+        loaded = os.environ.get("FAKE_LOADED")  # what stands for a library that the process has loaded
+        refused = loaded and point.tokens_per_rank in (66, 67, 68)
+        return f"the fake has loaded {loaded}" if refused else None
+
     def workspace_bytes(self, point: Point) -> int:
         return 0
 

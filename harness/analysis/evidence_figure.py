@@ -3,13 +3,14 @@
 import io
 from typing import Any
 
-from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, what
+from epcross.harness.analysis.evidence_run import OURS, EvidenceRun, Panel, what
 from epcross.harness.measuring.stats import median
 from epcross.harness.terms import Regime
 
 _MARKERS = "osD^vP"
-_COLUMNS = 4  # panels beside each other
+_COLUMNS, _COLUMNS_OF_MANY = 4, 2  # panels beside each other
 _INSIDE = 6  # so many series have their legend inside the first panel, and more beside the panels
+_NARROW = 7  # so many ticks are turned, lest they meet
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "epcross",  # else ids are random
     "svg.fonttype": "none",  # text stays text
@@ -36,10 +37,10 @@ def round_trip_figure(run: EvidenceRun) -> bytes:
         if run.headline_rows(regime, panel)
     ]
     many = len(run.series()) > _INSIDE
-    columns = min(len(panels), _COLUMNS)
+    columns = min(len(panels), _COLUMNS_OF_MANY if many else _COLUMNS)
     lines = -(-len(panels) // columns)
     with mpl.rc_context(_STYLE):
-        size = (3.6 * columns + 2.0 * many, (4.2 if many else 3.2) * lines)
+        size = ((4.6 if many else 3.6) * columns + 2.0 * many, (3.9 if many else 3.2) * lines)
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
@@ -73,6 +74,8 @@ def _draw(axis: Any, run: EvidenceRun, regime: Regime, panel: Panel) -> None:
             color=color,
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=4,
+            linewidth=2.2 if name.startswith(OURS) else 1.1,
+            zorder=3 if name.startswith(OURS) else 2,
             label=label,
         )
         lowest, highest = [min(each) for each in series], [max(each) for each in series]
@@ -80,6 +83,6 @@ def _draw(axis: Any, run: EvidenceRun, regime: Regime, panel: Panel) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     ticks = sorted({tokens for _, tokens in times})
-    axis.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45 if len(ticks) > 8 else 0)
+    axis.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45 if len(ticks) >= _NARROW else 0)
     axis.set_title(f"{run.words(panel)}, {regime}")
     axis.set_xlabel("tokens per rank")

@@ -7,19 +7,18 @@ from typing import Any
 import pandas as pd
 
 from epcross.harness.analysis.crossover import MARGIN, State, find
-from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, names
+from epcross.harness.analysis.evidence_run import OURS, EvidenceRun, Panel, names
 from epcross.harness.analysis.frame import NO_WEIGHTS, load
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
 from epcross.harness.terms import HEADLINES, Regime, Status
 
-OURS = ("onesided", "layer_onesided")
-"""How the names of backends begin whose kernels are this repository's."""
-
 TIMED = (Regime.STEADY, Regime.ENTRY)
 _MISSING = "-"
 _NO_CALL = "the two were never measured in one call"
+_UNTOLD = "cannot be told"
+_NEXT_LINE = " | "  # of what a process wrote before it ended
 
 
 def medians(run: EvidenceRun) -> str:
@@ -66,16 +65,30 @@ def leads(run: EvidenceRun) -> str:
 
 
 def crossings(run: EvidenceRun) -> str:
-    """At how many tokens per rank each of ours and each other backend change the lead, by `crossover.find`. Expert
-    weights of another format are set beside ours only where a backend has none of the same, and the line says so."""
-    frame = load(run.folder)
-    frame = frame[frame["run_id"] == run.run.run_id]
-    labels = {name: label for name, (label, _) in run.series().items()}
+    """At how many tokens per rank each of ours and each other backend change the lead, by `crossover.find`; others of
+    which the same is said share a line. Expert weights of another format are set beside ours only where a backend has
+    none of the same, and the line says so."""
+    told = _crossings(run)
+    if told and len({outcome for *_, outcome in told}) == 1 and told[0][-1].startswith(_UNTOLD):
+        return f"Whether any lead changes {told[0][-1]}."
+    others: dict[tuple[str, str, str], list[str]] = {}
+    for mine, other, where, outcome in told:
+        others.setdefault((mine, where, outcome), []).append(other)
     lines = [
         f"| ours | other | where | the lead changes at (tokens per rank), {MARGIN:.0%} counting as equal |",
         "| :--- | :--- | :--- | :--- |",
     ]
+    lines += [f"| {mine} | {'; '.join(each)} | {where} | {words} |" for (mine, where, words), each in others.items()]
+    return "\n".join(lines)
+
+
+def _crossings(run: EvidenceRun) -> list[tuple[str, str, str, str]]:
+    """Ours, the other, where, and what `find` says of the two."""
+    frame = load(run.folder)
+    frame = frame[(frame["run_id"] == run.run.run_id) & frame["phase"].isin(HEADLINES) & frame["regime"].isin(TIMED)]
+    labels = {name: label for name, (label, _) in run.series().items()}
     subjects = {panel: _subjects(run, panel) for panel in run.panels()}
+    told = []
     for panel, here in subjects.items():
         for mine in (name for name in labels if name.startswith(OURS) and name in here):
             for other in (name for name in labels if not name.startswith(OURS)):
@@ -87,12 +100,13 @@ def crossings(run: EvidenceRun) -> str:
                 spoken = dict(zip(map(_name, pair), (labels[mine], labels[other]), strict=True))
                 where = run.words(panel) + (f", against {there.weight_format} weights" if there != panel else "")
                 if rows.empty:
-                    lines.append(f"| {labels[mine]} | {labels[other]} | {where} | cannot be told: {_NO_CALL} |")
+                    told.append((labels[mine], labels[other], where, f"{_UNTOLD}: {_NO_CALL}"))
                     continue
-                for line in find(rows, *pair, mixed_formats=there != panel).to_dict("records"):
-                    words = f"{where}, {line['regime']} | {crossing(line, spoken)}"
-                    lines.append(f"| {labels[mine]} | {labels[other]} | {words} |")
-    return "\n".join(lines)
+                told += [
+                    (labels[mine], labels[other], f"{where}, {line['regime']}", crossing(line, spoken))
+                    for line in find(rows, *pair, mixed_formats=there != panel).to_dict("records")
+                ]
+    return told
 
 
 def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
@@ -103,7 +117,7 @@ def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
 
     within = f"{line['tokens_low']} to {line['tokens_high']}"
     if line["reason"]:
-        return f"cannot be told: {line['reason']}"
+        return f"{_UNTOLD}: {line['reason']}"
     if line["state"] == State.NONE_IN_RANGE:
         leader = line["faster_below"] if line["faster_below"] != "equal" else line["faster_above"]
         if leader == "equal":
@@ -202,9 +216,8 @@ def _reasons(run: EvidenceRun) -> list[str]:
     points: dict[str, dict[str, dict[str, str]]] = {}
     for row in sorted(run.rows, key=lambda row: (row.tokens_per_rank, row.dispatch_format)):
         if row.phase in HEADLINES and row.regime in TIMED and row.status != Status.OK:
-            points.setdefault(row.backend, {}).setdefault(row.status, {})[row.point_id] = (
-                row.reason or "no reason given"
-            )
+            reason = (row.reason or "no reason given").split(_NEXT_LINE)[0]  # the rest is in the rows
+            points.setdefault(row.backend, {}).setdefault(row.status, {})[row.point_id] = reason
     sentences = []
     for backend in (name for name in run.backends if name in points):
         words = [
@@ -231,12 +244,11 @@ def _panel_of(name: str, panel: Panel, subjects: Mapping[Panel, Mapping[str, obj
 
 
 def _rows(frame: pd.DataFrame, panel: Panel, subject: Mapping[str, str]) -> pd.DataFrame:
-    """Headline rows of one series in one panel."""
-    rows = frame[frame["phase"].isin(HEADLINES) & frame["regime"].isin(TIMED)]
+    """Those of one series in one panel."""
     wanted = {**panel._asdict(), "weight_format": panel.weight_format or NO_WEIGHTS, **subject}
     for column, value in wanted.items():
-        rows = rows[rows[column] == value]
-    return rows
+        frame = frame[frame[column] == value]
+    return frame
 
 
 def _subject(row: Record) -> dict[str, str]:

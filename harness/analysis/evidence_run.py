@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,9 @@ from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
 from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
+
+OURS = ("onesided", "layer_onesided")
+"""How the names of backends begin whose kernels are this repository's."""
 
 Key = tuple[str, int]
 """(series, tokens per rank)."""
@@ -117,26 +121,30 @@ def names(rows: Iterable[Record]) -> Callable[[Record], str]:
     """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows, unless
     panels and tables tell that apart."""
     seen: dict[tuple[str, str], set[str]] = {}
-    for backend, own in {(row.backend, _variables(row)) for row in rows}:
-        for name, value in json.loads(own).items():
-            seen.setdefault((backend, name), set()).add(json.dumps(value))
+    for own in {_own(row) for row in rows}:
+        for name, value in _variables(own).items():
+            seen.setdefault((own[0], name), set()).add(json.dumps(value))
 
-    def name_of(row: Record) -> str:
-        own = json.loads(_variables(row))
+    @cache  # a run has a hundred rows of each
+    def named(own: tuple[str, str, str, str, str]) -> str:
         words = [
             f"{name}={value}"
-            for name, value in own.items()
-            if value not in (None, "") and len(seen.get((row.backend, name), ())) > 1
+            for name, value in _variables(own).items()
+            if value not in (None, "") and len(seen.get((own[0], name), ())) > 1
         ]
-        return " ".join([row.backend, *words])
+        return " ".join([own[0], *words])
 
-    return name_of
+    return lambda row: named(_own(row))
 
 
-def _variables(row: Record) -> str:
-    """What may tell series of one backend apart, as JSON."""
-    told = {name: getattr(row, name) for name in ("compute", "routing")}
-    return json.dumps({**told, **json.loads(row.compute_options or "{}"), **json.loads(row.options)})
+def _own(row: Record) -> tuple[str, str, str, str, str]:
+    """The backend, and what may tell its series apart."""
+    return row.backend, row.compute or "", row.routing, row.compute_options or "{}", row.options
+
+
+def _variables(own: tuple[str, str, str, str, str]) -> dict[str, Any]:
+    _, compute, routing, compute_options, options = own
+    return {"compute": compute, "routing": routing, **json.loads(compute_options), **json.loads(options)}
 
 
 def what(run: EvidenceRun) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from epcross.harness.analysis.evidence_layers import shares
+from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
 from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, what
 from epcross.harness.analysis.soak_table import moved_gb, verified_rounds
@@ -153,6 +154,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "leads": leads,
     "crossings": crossings,
     "again": again,
+    "links": links,
     "shares": shares,
 }
 """The second part of a mark's name -> what it stands for."""

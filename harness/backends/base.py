@@ -6,6 +6,7 @@ A backend is told what to exchange and enqueues it; it neither times nor grades 
 Life on each rank, in this order, collective where marked (c):
 
     unavailable() -> unsupported(point) -> prebuild()          once per machine, in any process
+    refused_here(point)                                        in each rank's process
     prepare(point, shard, group) (c)
       refill(set, batch)                                       new inputs in place; before the first use of a set
       dispatch(set) (c) -> received(set) -> stage(set, partials) -> combine(set) (c) -> combined(set)      checks
@@ -167,7 +168,13 @@ class Backend(ABC):
 
     @abstractmethod
     def unsupported(self, point: Point) -> str | None:
-        """Why `point` cannot run, as one sentence naming value and limit; None if it can. Pure and fast."""
+        """Why `point` cannot run, as one sentence naming value and limit; None if it can. Pure and fast: it is asked
+        where a run is planned too, in a process that may have loaded other libraries than the ranks will."""
+
+    def refused_here(self, point: Point) -> str | None:
+        """Why `point` cannot run with what this process has loaded, as `unsupported` would say it; None if it can.
+        Asked of the ranks alone, in the backend's own interpreter and environment, after `unavailable`. Fast."""
+        return None
 
     @abstractmethod
     def workspace_bytes(self, point: Point) -> int:

@@ -42,10 +42,12 @@ class Collective(GpuBackend):
         return None if dist.is_nccl_available() else "this torch is built without NCCL; install torch for CUDA"
 
     def unsupported(self, point: Point) -> str | None:
-        """One launch for all ranks; sums that are not bf16; several ranks on a GPU that the loaded NCCL refuses."""
-        problems = vendor.format_problems(self.name, point, dict.fromkeys(RowFormat, 1))
-        problems += vendor.nccl_sharing_problems(point)
-        return "; ".join(problems) or None
+        """One launch for all ranks; sums that are not bf16."""
+        return "; ".join(vendor.format_problems(self.name, point, dict.fromkeys(RowFormat, 1))) or None
+
+    def refused_here(self, point: Point) -> str | None:
+        """Several ranks on a GPU, where the NCCL that is loaded does not take them."""
+        return vendor.nccl_refuses_sharing(point)
 
     def prepare_ranks(self, point: Point, shards: Sequence[Shard], group: Group) -> None:
         """See `GpuBackend`."""

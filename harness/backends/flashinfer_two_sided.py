@@ -11,7 +11,7 @@ from epcross.harness.backends import vendor
 from epcross.harness.backends.base import ContractShape, Description
 from epcross.harness.backends.flashinfer import MAX_RANKS, FlashInfer
 from epcross.harness.point import Point
-from epcross.harness.terms import Boundary, RowFormat
+from epcross.harness.terms import Boundary, RoutingKind, RowFormat
 from epcross.kernels.formats import row_size
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ FORMATS = {RowFormat.BF16: 8, RowFormat.FP8: 512, RowFormat.MXFP8: 512, RowForma
 
 MAX_TOP_K = 32
 PEERS_PER_BLOCK = 8
+
+COUNT_CELL = "CounterCommunicator, csrc/nvlink_two_sided_prepare.cu:124 of 0.7.4"
+"""Where the count of rows for a peer is kept: one cell, which its reader empties and its writer does not look at. What
+keeps a rank from writing the next step's count over one that is not read yet is a row of that step, in either direction
+or through a third rank: with it the reader's kernel is over. Without any a count is lost, and its reader waits for
+ever."""
 
 
 class FlashInferTwoSided(FlashInfer):
@@ -41,7 +47,7 @@ class FlashInferTwoSided(FlashInfer):
         return None
 
     def unsupported(self, point: Point) -> str | None:
-        """Experts in fours, how many of them a token may choose, and what rows are made of."""
+        """Experts in fours, how many of them a token may choose, what rows are made of, and that some cross."""
         problems = vendor.format_problems(self.name, point, FORMATS)
         if point.placement.num_slots % 4:
             problems.append(f"{self.name} takes a multiple of 4 experts, not {point.placement.num_slots}")
@@ -49,6 +55,12 @@ class FlashInferTwoSided(FlashInfer):
             problems.append(f"{self.name} takes top_k up to {MAX_TOP_K}, not {point.model.top_k}")
         if point.ep_size > MAX_RANKS:
             problems.append(f"{self.name} takes at most {MAX_RANKS} ranks, not {point.ep_size}")
+        if _nothing_crosses(point):
+            problems.append(
+                f"{self.name} takes steps in which rows cross between ranks, not routing={point.routing.kind}: a count"
+                f" of rows may then be overwritten before it is read, and its reader waits for ever ({COUNT_CELL});"
+                " choose another routing, or backend=flashinfer_one_sided"
+            )
         return "; ".join(problems) or None
 
     def workspace_bytes(self, point: Point) -> int:
@@ -119,3 +131,9 @@ class FlashInferTwoSided(FlashInfer):
             num_sms=self._num_sms(),
             libraries=self.libraries(),
         )
+
+
+def _nothing_crosses(point: Point) -> bool:
+    """Whether no token of any step has an expert on another rank, as far as a point tells."""
+    within = point.model.top_k <= point.experts_per_rank  # a rank with fewer gives all, and others the rest
+    return point.routing.kind is RoutingKind.LOCAL_ONLY and point.ep_size > 1 and within

@@ -68,12 +68,15 @@ class NcclEP(GpuBackend):
         """bf16 rows, and fp8 ones whose scale rows fill 16-byte vectors."""
         problems = vendor.format_problems(self.name, point, {RowFormat.BF16: self.bf16_multiple, RowFormat.FP8: 512})
         problems += vendor.option_problems(self.name, self.options, max_num_sms=0, timeout_s=1)
-        problems += vendor.nccl_sharing_problems(point)
         problems += vendor.crowding_problems(
             self.name, point, vendor.integer(self.options["max_num_sms"]), "max_num_sms=0 has the adapter choose"
         )
         problems += self.limits(point)
         return "; ".join(problems) or None
+
+    def refused_here(self, point: Point) -> str | None:
+        """Several ranks on a GPU, where the NCCL that is loaded does not take them."""
+        return vendor.nccl_refuses_sharing(point)
 
     @abstractmethod
     def limits(self, point: Point) -> list[str]:

@@ -1,9 +1,10 @@
 """NCCL's expert-parallel library, throughput algorithm: rows in one sequence, which does not tell their source."""
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from epcross.harness.backends.base import ContractShape
+from epcross.harness.backends.base import ContractShape, Description
 from epcross.harness.backends.nccl_ep import NcclEP, stream
 from epcross.harness.point import Point
 
@@ -14,7 +15,8 @@ HT_TOKENS = 8192
 HT_EXPERTS = 4
 """What the experts of a host are a multiple of: a token's probabilities travel in units of 16 bytes."""
 
-_MAP_UNIT_BYTES = 16
+MAP_UNIT = 4
+"""What ranks times room for tokens are a multiple of: integers in 16 bytes."""
 
 
 class NcclEPHighThroughput(NcclEP):
@@ -37,12 +39,19 @@ class NcclEPHighThroughput(NcclEP):
         return problems
 
     def room(self, point: Point) -> int:
-        """See `NcclEP`. Ranks gather each other's routing as bitmaps, a row of whole bytes for each token. Where a
-        rank's bitmap was an odd number of bytes, dispatch aborted (0.1.0, 8 experts, capacities 1, 5 and 19, not 6 and
-        10): it is made whole units of 16 bytes, as with 128 or 256 experts any capacity makes it."""
-        row_bytes = -(-point.placement.num_slots // 8)
-        step = _MAP_UNIT_BYTES // math.gcd(_MAP_UNIT_BYTES, row_bytes)
+        """See `NcclEP`. A row of the map that says where tokens go has an int32 for each rank of the domain, and is
+        fetched as many rows at once as there is room for, in units of 16 bytes: dispatch aborts the process where the
+        whole map is none of those (dispatch_impl of device/ht_ep_adapter.cu, asserted of max_dispatch_tokens_per_rank
+        and not of the tokens that a step has). So up to 3 tokens more are told, and none is sent."""
+        step = MAP_UNIT // math.gcd(MAP_UNIT, point.ep_size)
         return -(-super().room(point) // step) * step
+
+    def describe(self) -> Description:
+        """See `Backend`. Room that no token of the point can fill is told."""
+        found = super().describe()
+        if self._most == super().room(self._point):
+            return found
+        return replace(found, algorithm=f"{found.algorithm}, room for {self._most} tokens per rank")
 
     def landing_shape(self, point: Point) -> tuple[int, ...]:
         """See `NcclEP`."""

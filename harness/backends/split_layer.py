@@ -112,6 +112,10 @@ class SplitLayer(LayerBackend):
             found.append(compute.unsupported(shape, self.exchange.layout))
         return "; ".join(filter(None, found)) or None
 
+    def refused_here(self, point: Point) -> str | None:
+        """What rules out the exchange in this process."""
+        return self.exchange.refused_here(_sent(self.exchange, point))
+
     def workspace_bytes(self, point: Point) -> int:
         """Of the exchange, and the weights."""
         return self.exchange.workspace_bytes(_sent(self.exchange, point)) + bytes_of_copies(point)

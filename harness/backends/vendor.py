@@ -171,12 +171,13 @@ def format_problems(name: str, point: Point, formats: Mapping[RowFormat, int]) -
     return problems
 
 
-def nccl_sharing_problems(point: Point) -> list[str]:
-    """Whether several ranks on a GPU are too many for the NCCL that is loaded, if any is."""
+def nccl_refuses_sharing(point: Point) -> str | None:
+    """Why the NCCL that this process has loaded does not take several ranks on a GPU, if it does not. A question for
+    `Backend.refused_here`: a process that plans has that of torch, or none, whatever the ranks will have."""
     loaded = loaded_nccl().get("nccl", "")
     if point.sharing is not Sharing.PROCESSES or not () < nccl_version(loaded) < SHARING_NCCL:
-        return []
-    return [f"NCCL {loaded} refuses several ranks on one GPU; 2.30 takes them with NCCL_MULTI_RANK_GPU_ENABLE=1"]
+        return None
+    return f"NCCL {loaded} refuses several ranks on one GPU; 2.30 takes them with NCCL_MULTI_RANK_GPU_ENABLE=1"
 
 
 def crowding_problems(name: str, point: Point, blocks: int, remedy: str) -> list[str]:

@@ -155,11 +155,16 @@ class _Report:
         for seed in (*first, last):
             started = time.monotonic()
             with self.console.status(f"{case.name}, seed {seed}"):
-                end = ranks.visit(case.name, seed)
+                end = ranks.visit(case.name, seed, lambda text, seed=seed: self._waits(case, seed, text))
             if end.end is not End.PASSED or seed == last:
                 self._print(case, seed, end, time.monotonic() - started)
                 return end
         raise AssertionError("a check has at least one seed")
+
+    def _waits(self, case: "Case", seed: int, text: str) -> None:
+        """Say what the case waits for; nothing is wrong yet."""
+        line = Text.assemble(("waiting ", "dim"), f"  {case.name}, seed {seed}: {text}")
+        self.console.print(line, soft_wrap=True)
 
     def _print(self, case: "Case", seed: int, end: "CaseEnd", wall_s: float) -> None:
         from epcross.harness.running.check_ranks import End

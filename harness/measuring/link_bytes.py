@@ -53,6 +53,8 @@ def _known(row: Record) -> dict[str, float]:
         "rows with ids and weights": (row.pairs_remote_sum or 0) * (size + row.metadata_bytes),
         "a row for each selection, not for each rank": (row.selections_remote_sum or 0) * size,
         "every row to every rank": row.tokens_total * others * size,
+        # NCCL's LL protocol: four bytes of data and four of flag. Source: src/include/device.h of NCCL, ncclLLFifoLine
+        "twice the rows, as of a protocol with a flag beside every word": 2 * wire_bytes(row),
         "full capacity to every rank": row.ep_size * row.max_tokens_per_rank * others * size,
         "room for each selection of full capacity": row.ep_size * row.max_tokens_per_rank * row.top_k * size,
     }

@@ -16,12 +16,9 @@ from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.timing import Pair
 
 KIB = 1024
-MAX_LINKS = 36
-"""Of a GPU; NVML_NVLINK_MAX_LINKS of 2025. Asking for one that is not there is answered by an error of its own."""
-
 GRANULARITY = 0.005
-COUNTED_MS = 50.0
-"""A chain lasts at least so long, so that what else is on the links, such as a barrier, is little of it."""
+COUNTED_MS = 15.0
+"""A seed's chain lasts at least so long, so that what else is on the links, such as a barrier, is little of it."""
 
 MAX_PAIRS = 50_000
 
@@ -40,25 +37,36 @@ class LinkCounters:
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
+        self._links: int | None = None  # of this GPU
 
     def read(self) -> LinkBytes | str:
         """The counters now, or why there are none, as a clause."""
         nvml = self._nvml
         try:
+            if self._links is None:
+                # of links that are there only: on H200s, which have 18, processes that had asked for 36 ended with a
+                # damaged heap, found when the answers were freed
+                self._links = self._ask([(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0)], "uiVal")[0] or 0
             directions = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-            asked = [(field, link) for field in directions for link in range(MAX_LINKS)]
-            values = nvml.nvmlDeviceGetFieldValues(self._handle, asked)
+            told = [self._ask([(field, link) for link in range(self._links)], "ullVal") for field in directions]
         except AttributeError as error:
             return f"this pynvml is too old for counters of links ({error})"
         except nvml.NVMLError as error:
             return f"NVML gives no counters of links: {error}"
-        told = [int(value.value.ullVal) if value.nvmlReturn == nvml.NVML_SUCCESS else None for value in values]
-        # strict: a link is counted in both directions or in none
-        links = [(tx, rx) for tx, rx in zip(told[:MAX_LINKS], told[MAX_LINKS:], strict=True) if None not in (tx, rx)]
+        # a link is counted in both directions or in none
+        links = [(tx, rx) for tx, rx in zip(*told, strict=True) if tx is not None and rx is not None]
         if not links:
             return "NVML counts no link of this GPU"
-        tx, rx = (sum(filter(None, direction)) * KIB for direction in zip(*links, strict=True))
+        tx, rx = (sum(direction) * KIB for direction in zip(*links, strict=True))
         return LinkBytes(tx_bytes=tx, rx_bytes=rx, links=len(links))
+
+    def _ask(self, fields: list[tuple[int, int]], member: str) -> list[int | None]:
+        """What NVML says of each (field, link), in that member of its union; None where it has no answer."""
+        values = self._nvml.nvmlDeviceGetFieldValues(self._handle, fields) if fields else []
+        return [
+            int(getattr(value.value, member)) if value.nvmlReturn == self._nvml.NVML_SUCCESS else None
+            for value in values
+        ]
 
 
 class LinkCount:

@@ -9,7 +9,7 @@ import itertools
 import os
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +34,7 @@ START_LIMIT_S = 90.0  # to import the backend and join
 GRACE_S = 3.0  # for the other ranks, once one has failed
 DUMP_S = 0.5  # to write where a stuck worker is
 LEAVE_S = 3.0
+TELL_S = 10.0  # of silence, before it is told what is waited for; then after twice as long each time
 
 
 class End(StrEnum):
@@ -106,8 +107,9 @@ class CheckRanks:
             self._cores.close()
             self._server.close()
 
-    def visit(self, name: str, seed: int) -> CaseEnd:
-        """Run one case on all ranks."""
+    def visit(self, name: str, seed: int, tell: Callable[[str], None] = lambda text: None) -> CaseEnd:
+        """Run one case on all ranks. `tell` hears what is waited for, and for how long, if that takes long."""
+        self._tell = tell
         answers: dict[int, dict[str, Any]] = {}
         if not self._children:
             try:
@@ -130,6 +132,7 @@ class CheckRanks:
             "timeout_s": self._limit_s,
             **self._experts,
         }
+        self._stages.clear()
         for child in self._children:
             child.send({"case": request})
         answers = self._answers("done", self._limit_s)
@@ -178,12 +181,17 @@ class CheckRanks:
         """
         answers: dict[int, dict[str, Any]] = {}
         self._asked_at = time.monotonic()
-        deadline = time.monotonic() + limit_s
+        deadline, quiet_s = time.monotonic() + limit_s, TELL_S
         with selectors.DefaultSelector() as selector:
             for rank, child in enumerate(self._children):
                 selector.register(child.channel, selectors.EVENT_READ, rank)
             while len(answers) < self._size and (remaining := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(remaining):
+                until_told = self._asked_at + quiet_s - time.monotonic()
+                if until_told <= 0:
+                    self._tell(self._waited_for(answers, quiet_s))
+                    quiet_s *= 2
+                    continue
+                for key, _ in selector.select(min(remaining, until_told)):
                     rank = key.data
                     messages = self._children[rank].messages()
                     if messages is None:
@@ -197,6 +205,15 @@ class CheckRanks:
                     if rank in answers and _is_bad(answers[rank]):
                         deadline = min(deadline, time.monotonic() + GRACE_S)
         return answers
+
+    def _waited_for(self, answers: Mapping[int, dict[str, Any]], waited_s: float) -> str:
+        """Which ranks have not answered for so long, by what they are in."""
+        found: dict[str, list[str]] = {}
+        for rank in range(self._size):
+            if rank not in answers:
+                found.setdefault(self._stages.get(rank, "starting"), []).append(str(rank))
+        ranks = [f"rank{'s' * (len(of) > 1)} {', '.join(of)}: {stage}" for stage, of in found.items()]
+        return f"{waited_s:.0f} s; {'; '.join(ranks)}"
 
     def _failure(self, answers: Mapping[int, dict[str, Any]], *, started: bool) -> CaseEnd:
         """What went wrong, those to blame first; ends all ranks."""

@@ -1,7 +1,7 @@
 """Rank 0's pen: turns results and verdicts into stored units, and notes in `progress.jsonl` what happens when."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -55,7 +55,7 @@ class Recorder:
         records = failed_records(
             self.job.points[point_id], self.job.timing, turn.launch, self.job.context, Status.SKIPPED, reason
         )
-        self._store(turn, point_id, records, (), 0.0)
+        self._store(turn, point_id, records, (), 0.0, {})
 
     def unit(
         self,
@@ -66,10 +66,11 @@ class Recorder:
         flags: Iterable[Flag],
         started_at: datetime,
         wall_s: float,
+        stages_s: Mapping[str, float],
         seen: Iterable[Flag] = (),
     ) -> bool:
-        """Store one unit's rows; returns whether all of them are fine. `flags` are those that the worker knew, and put
-        into its rows if it made any; `seen` those that the supervisors saw around it."""
+        """Store one unit's rows, and note how long each stage took; returns whether all of them are fine. `flags` are
+        those that the worker knew, and put into its rows if it made any; `seen` those that the supervisors saw."""
         attempt = self.job.attempts.get(f"{point_id}.{turn.launch}", 0)
         marks = {Flag.RETRIED} if attempt else set()
         if verdict is None and result is None:
@@ -87,7 +88,7 @@ class Recorder:
                 for record in records
             )
             try:
-                return self._store(turn, point_id, records, samples, wall_s)
+                return self._store(turn, point_id, records, samples, wall_s, stages_s)
             except StoreError as error:
                 # rows that break their own rules are this unit's failure; a full disk fails again below
                 verdict = Verdict(status=Status.ERROR, rank=0, stage=Stage.STORE, reason=str(error))
@@ -110,10 +111,16 @@ class Recorder:
             "started_at": started_at.isoformat(timespec="seconds"),
             "wall_s": round(wall_s, 3),
         }
-        return self._store(turn, point_id, tuple(replace(r, **common) for r in records), (), wall_s)
+        return self._store(turn, point_id, tuple(replace(r, **common) for r in records), (), wall_s, stages_s)
 
     def _store(
-        self, turn: Turn, point_id: str, records: tuple[Record, ...], samples: tuple[Samples, ...], wall_s: float
+        self,
+        turn: Turn,
+        point_id: str,
+        records: tuple[Record, ...],
+        samples: tuple[Samples, ...],
+        wall_s: float,
+        stages_s: Mapping[str, float],
     ) -> bool:
         write_unit(self.run, UnitResult(point_id=point_id, launch=turn.launch, records=records, samples=samples))
         statuses = Counter(record.status for record in records)
@@ -126,6 +133,7 @@ class Recorder:
             backend=turn.backend,
             statuses=dict(statuses),
             wall_s=round(wall_s, 3),
+            stages_s=dict(stages_s),
             reason=bad.reason if bad else None,
             failed_rank=bad.failed_rank if bad else None,
             failed_stage=bad.failed_stage if bad else None,

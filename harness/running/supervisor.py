@@ -28,6 +28,7 @@ from epcross.harness.running.recorder import Recorder
 from epcross.harness.running.rendezvous import Abort, Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.schedule import not_again
+from epcross.harness.running.stage_clock import StageClock
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
 from epcross.harness.running.watch import (
     CANCELLED,
@@ -85,6 +86,7 @@ class Supervisor:
         self._shared_name = ""
         self._generation = 0
         self._result: Any = None
+        self._stages = StageClock()
         self._meetings = 0
         self._never_ready = False  # whether the rank to blame for the last unit failed before it was ready
 
@@ -113,6 +115,7 @@ class Supervisor:
                     self.recorder.skipped(turn, point_id, self.failed[point_id])
                 continue
             if given_up is not None:
+                self._stages = StageClock()  # nothing was tried
                 self._record(turn, point_id, given_up, datetime.now(UTC), 0.0)
                 if given_up.status is not Status.UNAVAILABLE:
                     self.failed[point_id] = not_again(turn.launch, given_up.rank, given_up.stage, given_up.reason)
@@ -147,6 +150,7 @@ class Supervisor:
             self.recorder.start(turn, point_id)
         self._result = None
         self.cores.begin()
+        self._stages = StageClock()
         outcome, was_ready = self._attempt(turn, point_id)
         if not self.cores.was_alone():
             outcome = replace(outcome, flags=(Flag.NOT_ALONE,))
@@ -193,6 +197,7 @@ class Supervisor:
                     deadline = time.monotonic() + limit_s
                 case Said({"stage": word}):
                     stage = Stage(word)
+                    self._stages.enter(stage)
                 case Said({"done": result}):
                     self._result = result
                     return Outcome(ending=Ending.OK, stage=stage), ready
@@ -320,7 +325,10 @@ class Supervisor:
         if turn.kind is TurnKind.FLOOR:
             self.recorder.floor(self._result, verdict)
             return
-        fine = self.recorder.unit(turn, point_id, self._result, verdict, self.place.flags, started_at, wall_s, seen)
+        stages_s = self._stages.seconds()
+        fine = self.recorder.unit(
+            turn, point_id, self._result, verdict, self.place.flags, started_at, wall_s, stages_s, seen
+        )
         if self.job.fail_fast and not fine:
             raise self.watch.stop_all(FAIL_FAST, "stopped at the first failure, as --fail-fast asks")
 

@@ -102,7 +102,8 @@ def _serve(
         unit = Unit(point=Point.from_json(request["unit"]["point"]), launch=request["unit"]["launch"])
         backend = make_backend(unit.point)
         # asked together: a rank that goes on alone would wait for the others
-        refusals = group.all_gather((backend.unsupported(unit.point) or "").encode())
+        refused = backend.unsupported(unit.point) or backend.refused_here(unit.point)
+        refusals = group.all_gather((refused or "").encode())
         refusal = next((r.decode() for r in refusals if r), None)
         if refusal:
             send(unsupported=refusal)

@@ -47,7 +47,7 @@ class _Broken(Exception):
 def refusal(make: Callable[[], Backend], case: Case) -> str | None:
     """Why the backend does not take the case (absent here, or a limit of its own); None if it does."""
     backend = make()
-    return backend.unavailable() or backend.unsupported(case.point)
+    return backend.unavailable() or backend.unsupported(case.point) or backend.refused_here(case.point)
 
 
 def run_case(

@@ -41,11 +41,11 @@ REFUSED = {
     DeepEPNormal: ODD | MX,
     DeepEPLowLatency: ODD | MX | {"format_fp8", "any_bits_fp8"},
     FlashInferOneSided: ODD | {"odd_top_k"},
-    FlashInferTwoSided: ODD,
+    FlashInferTwoSided: ODD | {"local_only"},
     NcclEPLowLatency: ODD | MX,
     NcclEPHighThroughput: ODD | MX,
 }
-"""Cases that are about a shape, or a format, that the library does not have."""
+"""Cases that are about a shape, a format or a routing that the library does not have."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,36 @@ def test_a_communicator_lives_as_long_as_its_point(backend, monkeypatch):
     made = install_nccl_ep(monkeypatch)
     assert visited(backend, "plain") == []
     assert made == [["handle", "group", "communicator"]] * 2
+
+
+@pytest.mark.parametrize(("size", "tokens", "room"), [(2, 1, 2), (2, 2, 2), (2, 7, 8), (3, 1, 4), (3, 6, 8), (4, 1, 1)])
+def test_ht_takes_any_number_of_tokens_with_many_experts(size, tokens, room, monkeypatch):
+    """With 256 experts, where a row of the routing map is whole units of 16 bytes and that of places is none."""
+    install_nccl_ep(monkeypatch)
+    described = []
+
+    class Told(NcclEPHighThroughput):
+        def close(self):
+            described.append(self.describe().algorithm)
+            super().close()
+
+    case = next(case for case in cases(size, Told.name, Told.contract_shape) if case.name == "plain")
+    experts = 64 * size
+    model = replace(case.point.model, num_experts=experts)
+    shape = {"tokens": (tokens,) * size, "tokens_per_rank": tokens, "max_tokens_per_rank": tokens}
+    placement = replace(case.point.placement, num_slots=experts)
+    point = replace(case.point, domain=Domain.NVLINK, model=model, placement=placement, **shape)
+    assert problems(lambda: Told(Told.option_defaults()), replace(case, point=point), size) == []
+    more = "" if room == tokens else f", room for {room} tokens per rank"
+    assert set(described) == {f"high_throughput, flat{more}"}
+
+
+def test_a_count_that_may_be_lost_is_a_hang_of_the_imitation(monkeypatch):
+    """What `local_only` is refused for: the imitated library does not take it either."""
+    install_flashinfer(monkeypatch)
+    monkeypatch.setattr(FlashInferTwoSided, "unsupported", lambda self, point: None)
+    assert any("the count of rank 0 may be overwritten" in text for text in visited(FlashInferTwoSided, "local_only"))
+    assert visited(FlashInferTwoSided, "all_to_one", 3) == []  # ranks 1 and 2 exchange nothing, and both wait for 0
 
 
 def test_lamport(monkeypatch):

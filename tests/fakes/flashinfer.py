@@ -147,6 +147,16 @@ class NVLinkOneSidedAlltoAll(Communication):
 class NVLinkTwoSidedAlltoAll(Communication):
     gaps = False
 
+    def dispatch(self, hidden_states, topk_ids, *given, **named):
+        """A step after which a rank may go on before another has read its count of rows ends in a hang, sooner or
+        later; here at once. It may unless in that step it has waited for the other, or for somebody that had: so found
+        in every interleaving of two and of three ranks."""
+        rows = self.group.exchange({rank for ids in topk_ids for rank in self.destinations(ids)})
+        for rank in range(self.ranks):
+            waited_for = {rank} | rows[rank] | {r for r in range(self.ranks) if rows[r] & ({rank} | rows[rank])}
+            assert waited_for == set(range(self.ranks)), f"a hang: the count of rank {rank} may be overwritten"
+        return super().dispatch(hidden_states, topk_ids, *given, **named)
+
     def tokens(self, ids):
         here = ids.div(self.per_rank, rounding_mode="trunc") == self.me
         return here.any(dim=1).nonzero()[:, 0].tolist()

@@ -93,16 +93,19 @@ class Handle:
             assert config.max_token_bytes % 1024 == 0, "code 3: it does not compile"
         else:
             assert experts % 4 == 0
-            assert most * -(-experts // 8) % 2 == 0, "SIGABRT"
 
     def update(self, topk_idx, *, layout_info: Any = None, stream):
         assert topk_idx.buffer.dtype is torch.int64
         assert (layout_info is None) == (self.layout is Layout.RANK_MAJOR)
+        assert len(topk_idx.buffer) <= self.config.max_dispatch_tokens_per_rank
         self.topk = topk_idx.buffer.clone()
         if layout_info is not None:
             self.total = layout_info.recv_total_counter.buffer
 
     def dispatch(self, inputs, outputs, *, layout_info: Any = None, config: Any = None, stream):
+        if self.layout is Layout.FLAT:
+            # ht_ep_adapter.cu of 0.1.0, with every rank in one domain
+            assert self.config.max_dispatch_tokens_per_rank * self.ranks % 4 == 0, "SIGABRT in dispatch_impl"
         rows, weights, scales = inputs.tokens.buffer, inputs.topk_weights.buffer, inputs.scales
         assert (scales is not None) == (config.quantization_recipe is DispatchQuantizationRecipe.FWD)
         most = self.config.max_dispatch_tokens_per_rank

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from epcross.harness import cli
+from epcross.harness.running import check_ranks
 from epcross.harness.running.check_ranks import _told_once  # pyright: ignore[reportPrivateUsage]
 from epcross.harness.verification.cases import cases
 
@@ -184,6 +185,23 @@ def test_a_hang_ends_in_bounded_time_and_is_named(
     if len(words) == 1:  # after two hangs the rest would only take time
         assert ended.stdout.count("\nhung ") == 2
         assert f"2 failed, {len(cases(2)) - 2} not tried" in ended.stdout
+
+
+def test_what_is_waited_for_is_told_ever_less_often(folder: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(check_ranks, "TELL_S", 1.0)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    words = ["backend=Sleeps", "case=plain", "seed=0", "--limit-s", "6", "--config-dir", str(folder)]
+    assert cli.run(["check", *words]) == 1
+    text = capsys.readouterr().out
+    found = re.findall(r"^waiting   plain, seed 0: (\d+) s; (?!ranks? [01, ]+: starting$)(.*)$", text, re.MULTILINE)
+    told = [seconds for seconds, _ in found]
+    assert told == ["1", "2", "4"][-len(told) :]  # a slow machine may be starting yet after the first second
+    assert found[-1][1] == "rank 0: prepare; rank 1: waiting for the other ranks"
+    assert text.index("waiting   plain") < text.index("hung      plain")
+
+
+def test_a_case_that_is_done_soon_is_told_once(check: Check) -> None:
+    assert "waiting" not in check("backend=ReferenceBackend", "case=plain").stdout
 
 
 def test_a_refusal_is_no_failure_and_says_why(check: Check) -> None:

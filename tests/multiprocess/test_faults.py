@@ -163,6 +163,25 @@ def test_a_refused_point_costs_no_worker(run: RunDirectory) -> None:
     assert stored(run)[77, 0].records[0].reason == "the fake refuses 77 tokens; choose another number"
 
 
+def test_what_a_process_has_loaded_is_asked_of_ranks_in_their_own_environment(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of this one, from which the ranks have the same variable unless their backend says otherwise."""
+    monkeypatch.setenv("FAKE_LOADED", "the library of the planner")
+    points = [point(66), point(1), point(67, backend="other"), point(68, backend="none")]
+    envs = {"other": {"FAKE_LOADED": "another"}, "none": {"FAKE_LOADED": ""}}
+    backends = {"fake": config(), **{name: config(name, env=env) for name, env in envs.items()}}
+    end, _ = finish(job(run, points, backends=backends, timing=replace(TIMING, launches=1)))
+    assert end.end is End.DONE
+    said = {tokens: (unit.records[0].status, unit.records[0].reason) for (tokens, _), unit in stored(run).items()}
+    assert said == {
+        66: ("unsupported", "the fake has loaded the library of the planner"),
+        1: ("ok", None),
+        67: ("unsupported", "the fake has loaded another"),
+        68: ("ok", None),
+    }
+
+
 def test_fail_fast_ends_the_job_at_the_first_failure(run: RunDirectory) -> None:
     points = [point(1), point(2, fault="raise"), point(3)]
     end, _ = finish(job(run, points, fail_fast=True))

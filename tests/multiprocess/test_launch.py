@@ -18,8 +18,10 @@ from epcross.harness.point import Point
 from epcross.harness.running.launch import End, run_job
 from epcross.harness.running.progress import ProgressReader
 from epcross.harness.running.schedule import turns
+from epcross.harness.running.stage_clock import LOAD
 from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.storing.store import done_units, missing_rows, read_units
+from epcross.harness.terms import Stage
 
 ONCE = replace(TIMING, launches=1)
 POINTS = [point(1), point(2, sleep_s=1.5), point(3)]
@@ -50,6 +52,9 @@ def finish_the_rest(run: RunDirectory, points: list[Point]) -> None:
     assert problems == []
     assert missing_rows(units, points, ONCE) == []  # raises if a row is there twice
     assert {record.status for unit in units for record in unit.records} == {"ok"}
+    last = [note for note in ProgressReader(run.path).read() if note["event"] == "unit"][-1]
+    assert last["stages_s"].keys() <= {LOAD, *Stage}
+    assert sum(last["stages_s"].values()) == pytest.approx(last["wall_s"], abs=0.02)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -10,8 +10,11 @@ from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness.analysis.evidence_figure import round_trip_figure
 from epcross.harness.analysis.evidence_layers import shares
+from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
 from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
+from epcross.harness.measuring.link_bytes import wire_bytes
+from epcross.harness.record import Record
 from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import create_run, open_run, release, write_unit
 from epcross.harness.terms import Phase, Regime, RowFormat, Status
@@ -105,9 +108,16 @@ def test_a_lead_is_a_ratio_within_a_call(tmp_path: Path) -> None:
 def test_what_was_never_in_one_call_with_ours_is_not_compared(tmp_path: Path) -> None:
     run = run_of(tmp_path, launches=3, call=lambda backend, launch: (f"{backend.startswith('onesided')}", 1.0))
     assert leads(run) == "nothing of ours stands beside another backend"
-    text = crossings(run)
-    assert text.count("cannot be told: the two were never measured in one call") == 4
-    assert "leads" not in text
+    assert crossings(run) == "Whether any lead changes cannot be told: the two were never measured in one call."
+
+
+def test_what_cannot_be_told_of_some_others_shares_a_line(tmp_path: Path) -> None:
+    run = run_of(tmp_path, launches=3, call=lambda backend, _: ("one" if backend != "onesided_fence" else "other", 1.0))
+    lines = crossings(run).splitlines()
+    assert [line for line in lines if line.startswith("| Fence |")] == [
+        "| Fence | DeepEP V2; AG/RS | EP 2 | cannot be told: the two were never measured in one call |"
+    ]
+    assert sum(line.startswith("| Sentinel |") for line in lines) == 2
 
 
 def test_crossings_name_who_leads_where_and_the_interval(usual: EvidenceRun) -> None:
@@ -165,3 +175,24 @@ def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
     assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
     assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
     assert "| 64 |" not in text
+
+
+def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) -> None:
+    assert links(usual) == "nothing was counted on the links of this run"
+    counted = {"onesided_sentinel": (1.0, 1.02), "deepep_v2": (2.01, 1.99), "ag_rs": (1.0, 1.5)}
+
+    def told(row: Record) -> Record:
+        if row.backend not in counted or row.status != Status.OK:
+            return row
+        share = counted[row.backend][row.tokens_per_rank > 1]
+        row = replace(row, pairs_remote_sum=10 * row.tokens_per_rank, nvlink_pairs=1)
+        size = round(wire_bytes(row) * share)
+        return replace(row, nvlink_tx_bytes=size, nvlink_rx_bytes=size)
+
+    lines = links(replace(usual, rows=tuple(map(told, usual.rows)))).splitlines()
+    assert lines[0] == "| counted over what must cross, steady | EP 2 | where they differ by more than 3%, most often |"
+    assert lines[2:] == [
+        "| Sentinel | 1.00 to 1.02 | - |",
+        "| DeepEP V2 | 1.99 to 2.01 | about twice the rows, as of a protocol with a flag beside every word |",
+        "| AG/RS | 1.00 to 1.50 | more than rows, such as small stores, or other traffic |",
+    ]

@@ -12,7 +12,7 @@ from tests.contract.threads import on_ranks
 from epcross.harness.backends.onesided_bytes import own_bytes, sent_bytes
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.link_bytes import difference, pair_row_bytes, ratio, wire_bytes
-from epcross.harness.measuring.link_counters import GRANULARITY, KIB, LinkBytes, LinkCount, LinkCounters
+from epcross.harness.measuring.link_counters import COUNTED_MS, GRANULARITY, KIB, LinkBytes, LinkCount, LinkCounters
 from epcross.harness.measuring.timing import EmptyPair
 from epcross.harness.terms import GraphSupport, RowFormat
 from epcross.kernels.onesided.agreement import shape_of
@@ -24,23 +24,27 @@ LINKS = 18
 class Nvml:
     """A GPU with `LINKS` links, whose counters drop what is less than a KiB, as they do."""
 
+    NVML_FI_DEV_NVLINK_LINK_COUNT = 91
     NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
     NVML_SUCCESS = 0
 
     class NVMLError(Exception):
         pass
 
-    def __init__(self, links: int = LINKS) -> None:
-        self.links, self.sent, self.received, self.reads = links, 777 * KIB, 5_000_000 * KIB, 0
+    def __init__(self, links: int = LINKS, down: frozenset[int] = frozenset()) -> None:
+        self.links, self.down, self.sent, self.received, self.reads = links, down, 777 * KIB, 5_000_000 * KIB, 0
 
     def nvmlDeviceGetFieldValues(self, handle, asked):
         self.reads += 1
         assert handle == "handle"
+        if [field for field, _ in asked] == [self.NVML_FI_DEV_NVLINK_LINK_COUNT]:
+            return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.links, ullVal=0xDEAD_0000_0000))]
+        assert max(link for _, link in asked) < self.links, "NVML writes where it must not"
         totals = {138: self.sent, 139: self.received}
         return [
             SimpleNamespace(
-                nvmlReturn=0 if link < self.links else 3,
-                value=SimpleNamespace(ullVal=totals[field] // self.links // KIB if link < self.links else 0xDEAD),
+                nvmlReturn=3 if link in self.down else 0,
+                value=SimpleNamespace(ullVal=0xDEAD if link in self.down else totals[field] // self.links // KIB),
             )
             for field, link in asked
         ]
@@ -65,10 +69,16 @@ def test_links_that_are_there_are_summed():
     )
 
 
+def test_links_that_are_down_are_left_out():
+    read = LinkCounters(Nvml(down=frozenset({0, 17})), "handle").read()
+    assert read == LinkBytes(tx_bytes=777 // LINKS * 16 * KIB, rx_bytes=5_000_000 // LINKS * 16 * KIB, links=16)
+
+
 @pytest.mark.parametrize(
     ("nvml", "words"),
     [
         (Nvml(links=0), "counts no link"),
+        (Nvml(down=frozenset(range(LINKS))), "counts no link"),
         (SimpleNamespace(NVMLError=Nvml.NVMLError), "too old"),
     ],
 )
@@ -119,7 +129,7 @@ def test_bytes_of_a_pair_are_found_within_the_granularity_however_small(size):
 
 def test_a_quick_pair_is_counted_for_a_while():
     fields, _ = count([10_000_000, 10_000_000], pair_us=100.0)
-    assert fields["nvlink_pairs"] >= 500
+    assert fields["nvlink_pairs"] >= COUNTED_MS * 1e3 / 100.0
 
 
 def test_a_rank_without_counters_makes_none_for_all_and_says_who():

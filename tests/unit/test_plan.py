@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
+from epcross.harness.backends import vendor
 from epcross.harness.planning import assemble
 from epcross.harness.planning import plan as plan_module
 from epcross.harness.planning.grid import block_problems, excluded, expand, override_axis
 from epcross.harness.planning.library import Library
 from epcross.harness.planning.plan import Plan, build
 from epcross.harness.planning.schema import Block
-from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Status
+from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Sharing, Status
 
 LAYERS = ("experts_h200", "layer_h200x2", "layer_one_gpu", "layer_smoke")
 
@@ -217,6 +218,18 @@ def test_impossible_points_stay_in_the_plan_with_their_reason():
     (job,) = plan.jobs
     assert [(p.backend, p.tokens_per_rank) for p in job.points] == [("plain", 8), ("plain", 128), ("small", 8)]
     assert job.backends == ("plain", "small")
+
+
+def test_what_the_planning_process_has_loaded_rules_nothing_out(monkeypatch: pytest.MonkeyPatch):
+    """Torch comes into it with the first backend that is asked here, and its NCCL is not that of other interpreters."""
+    monkeypatch.setattr(plan_module.loader, "unavailable", lambda config, compute="": None)
+    words = ("sweep=baselines_mps", "backend=onesided_fence,nccl_ep,nccl_ep_ht,nccl_a2a,nccl_a2a_padded,ag_rs")
+    monkeypatch.setattr(vendor, "loaded_nccl", lambda: {})
+    before = plan_of(*words)
+    monkeypatch.setattr(vendor, "loaded_nccl", lambda: {"nccl": "2.28.9 /opt/torch/lib/libnccl.so.2"})
+    assert plan_of(*words) == before
+    assert before.impossible == ()
+    assert {point.sharing for point in before.points} == {Sharing.PROCESSES}
 
 
 def test_the_devices_that_are_named_are_those_there_are():

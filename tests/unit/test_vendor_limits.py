@@ -15,7 +15,8 @@ from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
 from epcross.harness.backends.nccl_ep_ht import NcclEPHighThroughput
 from epcross.harness.backends.nccl_ep_ll import NcclEPLowLatency
 from epcross.harness.measuring.unit_rows import described_fields
-from epcross.harness.terms import RowFormat
+from epcross.harness.point import Routing
+from epcross.harness.terms import RoutingKind, RowFormat
 
 
 def made(backend, **options):
@@ -37,6 +38,28 @@ def test_two_sided_takes_up_to_32_experts_of_a_token():
     backend = made(FlashInferTwoSided)
     assert backend.unsupported(small_point(experts=64, top_k=32)) is None
     assert "top_k up to 32, not 33" in (backend.unsupported(small_point(experts=64, top_k=33)) or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "top_k", "refused"),
+    [
+        (RoutingKind.LOCAL_ONLY, (5, 3), 4, True),
+        (RoutingKind.LOCAL_ONLY, (5, 3), 5, False),  # a rank has 4 experts, and the fifth is another's
+        (RoutingKind.LOCAL_ONLY, (5,), 4, False),
+        (RoutingKind.UNIFORM, (5, 3), 4, False),
+        (RoutingKind.ALL_TO_ONE, (5, 3), 4, False),
+    ],
+)
+def test_two_sided_takes_no_routing_in_which_nothing_crosses(kind, tokens, top_k, refused):
+    point = small_point(tokens, top_k=top_k, routing=Routing(kind=kind))
+    reason = made(FlashInferTwoSided).unsupported(point)
+    if refused:
+        assert "takes steps in which rows cross between ranks, not routing=local_only" in (reason or "")
+        assert "csrc/nvlink_two_sided_prepare.cu:124 of 0.7.4" in (reason or "")
+        assert "choose another routing" in (reason or "")
+    else:
+        assert reason is None
+    assert made(FlashInferOneSided).unsupported(replace(point, model=replace(point.model, top_k=4))) is None
 
 
 @pytest.mark.parametrize(("row_format", "least"), [(RowFormat.FP8, 512), (RowFormat.MXFP8, 256)])

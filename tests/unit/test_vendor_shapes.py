@@ -8,12 +8,15 @@ import pytest
 from tests._points import small_point
 
 from epcross.harness.backends import vendor
+from epcross.harness.backends.ag_rs import AllGatherReduceScatter
 from epcross.harness.backends.base import Backend, ContractShape
 from epcross.harness.backends.deepep_ll import DeepEPLowLatency
 from epcross.harness.backends.deepep_normal import DeepEPNormal
 from epcross.harness.backends.deepep_v2 import DeepEPV2
 from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
 from epcross.harness.backends.flashinfer_two_sided import FlashInferTwoSided
+from epcross.harness.backends.nccl_a2a import NcclAllToAll
+from epcross.harness.backends.nccl_a2a_padded import NcclAllToAllPadded
 from epcross.harness.backends.nccl_ep_ht import NcclEPHighThroughput
 from epcross.harness.backends.nccl_ep_ll import NcclEPLowLatency
 from epcross.harness.terms import Domain, RowFormat, Sharing
@@ -122,14 +125,16 @@ def test_a_shape_of_its_own_changes_neither_names_nor_what_odd_cases_are_about()
 
 
 @pytest.mark.parametrize(
-    ("experts", "tokens", "room"),
-    [(8, 1, 16), (8, 19, 32), (8, 32, 32), (12, 5, 8), (72, 5, 16), (128, 1, 1), (256, 1, 1), (256, 4095, 4095)],
+    ("ep_size", "tokens", "room"),
+    [(2, 1, 2), (2, 2, 2), (2, 4095, 4096), (2, 8192, 8192), (3, 5, 8), (4, 5, 5), (5, 5, 8), (6, 3, 4), (8, 1, 1)],
 )
-def test_ht_is_told_whole_units_of_a_bitmap(experts, tokens, room):
+@pytest.mark.parametrize("experts", [4, 128])
+def test_ht_is_told_room_whose_map_fills_units_of_16_bytes(ep_size, tokens, room, experts):
     backend = made(NcclEPHighThroughput)
-    point = small_point((tokens, 0), experts=experts)
+    point = small_point((tokens,) + (0,) * (ep_size - 1), experts=experts * ep_size)
+    assert room * ep_size * 4 % 16 == 0
     assert backend.room(point) == room
-    assert backend.landing_shape(point) == (2 * room,)
+    assert backend.landing_shape(point) == (ep_size * room,)
 
 
 def shared(ep_size=2, tokens=8, **shape):
@@ -173,10 +178,15 @@ def test_ranks_on_one_gpu_share_out_its_multiprocessors(backend, ep_size, alone,
     assert made(backend, max_num_sms=8).most_sms(point) == 8
 
 
-def test_nccl_before_2_30_refuses_ranks_on_one_gpu(monkeypatch):
+WITH_NCCL = (NcclEPLowLatency, NcclEPHighThroughput, NcclAllToAll, NcclAllToAllPadded, AllGatherReduceScatter)
+
+
+@pytest.mark.parametrize("backend", WITH_NCCL, ids=lambda backend: backend.name)
+def test_nccl_before_2_30_refuses_ranks_on_one_gpu_where_it_is_loaded(backend, monkeypatch):
     monkeypatch.setattr(vendor, "loaded_nccl", lambda: {"nccl": "2.28.9 /lib/libnccl.so.2"})
-    assert "NCCL 2.28.9 /lib/libnccl.so.2 refuses several ranks" in (
-        made(NcclEPHighThroughput).unsupported(shared()) or ""
-    )
-    monkeypatch.setattr(vendor, "loaded_nccl", lambda: {"nccl": "2.30.7 /lib/libnccl.so.2"})
-    assert made(NcclEPHighThroughput).unsupported(shared()) is None
+    assert "NCCL 2.28.9 /lib/libnccl.so.2 refuses several ranks" in (made(backend).refused_here(shared()) or "")
+    assert made(backend).refused_here(replace(shared(), sharing=Sharing.NONE, domain=Domain.NVLINK)) is None
+    assert made(backend).unsupported(shared()) is None, "a limit of the point, which does not hang on the process"
+    for found in ({"nccl": "2.30.7 /lib/libnccl.so.2"}, {}):
+        monkeypatch.setattr(vendor, "loaded_nccl", lambda found=found: found)
+        assert made(backend).refused_here(shared()) is None
