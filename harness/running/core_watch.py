@@ -35,12 +35,7 @@ class CoreWatch:
         self._before: list[int] | None = None
         for core in sorted(set(cores)):
             with contextlib.suppress(LockUnusable, OSError):
-                file = open_lock(folder / f"epcross-core-{core}.lock")
-                self._files.append(file)
-                # of the open file, not of this process: to look for others' locks must not cost one's own
-                fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, 0, 0, 0, 0))
-                os.ftruncate(file, 0)
-                os.write(file, b"%d\n" % os.getpid())
+                self._files.append(_shared(folder / f"epcross-core-{core}.lock"))
 
     def begin(self) -> None:
         """Something is timed from now on."""
@@ -64,6 +59,20 @@ class CoreWatch:
     def _came(self) -> list[int]:
         """When somebody came last, in nanoseconds; as fine as the clock of the file system."""
         return [os.fstat(file).st_mtime_ns for file in self._files]
+
+
+def _shared(path: Path) -> int:
+    """The file at `path`, locked beside others, and written to for them to see. Raises `OSError`, `LockUnusable`."""
+    file = open_lock(path)
+    try:
+        # of the open file, not of this process: to look for others' locks must not cost one's own
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_RDLCK, 0, 0, 0, 0))
+        os.ftruncate(file, 0)
+        os.write(file, b"%d\n" % os.getpid())
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def watch_cores(seat: Seat, domain: Domain) -> CoreWatch:
