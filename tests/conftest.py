@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-ALONE = {"multiprocess", "contract", "house", "browser", "model", "notebooks", "gpu", "slurm"}
-"""Folders whose tests start process groups or whole installs: beside others they would time out, or disturb them."""
+ALONE = {"multiprocess", "model", "notebooks", "gpu", "slurm"}
+"""Folders whose tests keep all cores busy, by ranks that poll or by searches: beside others they would time out, or
+disturb them. Tests there that wait asleep are marked `beside`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        if folder in ALONE or item.get_closest_marker("timing"):
+        if (folder in ALONE and not item.get_closest_marker("beside")) or item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.alone)
 
 

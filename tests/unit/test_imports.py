@@ -144,6 +144,7 @@ def test_environment_variables_are_read_in_named_files_only() -> None:
 
 IMPORT_EACH = """
 import importlib, json, os, sys
+import numpy  # which most of them import, and none may not: paid for once
 for name in sys.argv[1:]:
     sys.stdout.flush()
     if os.fork() == 0:  # a fresh interpreter for each module, without paying for its start
