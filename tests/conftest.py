@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-ALONE = {"multiprocess", "model", "notebooks", "gpu", "slurm"}
+ALONE = {"multiprocess", "model", "notebooks", "gpu"}
 """Folders whose tests keep all cores busy, by ranks that poll or by searches: beside others they would time out, or
 disturb them. Tests there that wait asleep are marked `beside`."""
 

@@ -17,7 +17,6 @@ from epcross.harness.verification.cases import Case
 from epcross.harness.verification.contract import run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 
-
 LIMIT_S = 60.0
 """For a step of ranks that all come to it; only a rank that is lost waits so long."""
 

@@ -33,7 +33,9 @@ def test_a_file_that_has_nothing_for_hydra_is_read_as_hydra_composes_it():
     read = {(group, name): read_plain(library._files[group][name]) for group, name in OWN}
     plain = [key for key, value in read.items() if value is not None]
     assert len(plain) > len(OWN) / 2
-    assert [(read[key], value) for key, value in library._composed(plain).items() if repr(read[key]) != repr(value)] == []
+    composed = library._composed(plain)
+    assert {key: read[key] for key in plain} == composed
+    assert repr([read[key] for key in plain]) == repr([composed[key] for key in plain])  # the order and types of all
 
 
 @pytest.mark.parametrize(
