@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parent
 ALONE = {"multiprocess", "model", "notebooks", "gpu"}
 """Folders whose tests keep all cores busy, by ranks that poll or by searches: beside others they would time out, or
-disturb them. Tests there that wait asleep are marked `beside`."""
+disturb them. Tests there whose ranks wait asleep or for moments, with limits far off, are marked `beside`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
