@@ -177,7 +177,7 @@ def test_every_module_imports_alone_with_an_empty_environment_and_nothing_heavy(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     seen = {entry["name"]: entry for entry in map(json.loads, ran.stdout.splitlines())}
