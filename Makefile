@@ -32,6 +32,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Neither a folder of the caller's nor his own packages may stand in for what the lock names.
 unexport PYTHONPATH PYTHONHOME
 export PYTHONNOUSERSITE := 1
+# Images set this one for layers without bytecode; here it lies in .venv, and without it every process compiles anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A stamp carries the hash of what it was made from, so an edited lock installs again and an unchanged one never does.
 hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
@@ -40,7 +42,8 @@ TOOLS := $(VENV)/tools-$(call hash,locks/build.lock locks/core.lock locks/test.l
 NVRTC := $(VENV)/nvrtc-$(call hash,locks/nvrtc.lock)
 PIP = $(BIN)/python -m pip install --quiet --no-input
 
-# `alone` tests start process groups or measure time; the rest share the cores.
+# `alone` tests keep the cores busy or measure time; the rest share them. A file is one worker's, so that what its tests
+# share is made once, and files go in their order, whose last are short.
 PYTEST := $(BIN)/python -m pytest -o cache_dir=$(CACHE)/pytest
 
 # Another interpreter than the one .venv was made with: make it anew.
@@ -103,7 +106,7 @@ kernels: $(CORE) ## build the shared-memory kernels (needs a C++20 compiler)
 test: $(TOOLS) lint ## lint and every test; skips with a sentence what this machine lacks (a failure under CI=true)
 	@failed=0; \
 	$(PYTEST) -m 'alone and not slow' || [ $$? -eq 5 ] || failed=1; \
-	$(PYTEST) -m 'not alone and not slow' -n 2 || failed=1; \
+	$(PYTEST) -m 'not alone and not slow' -n 2 --dist loadfile --no-loadscope-reorder || failed=1; \
 	exit $$failed
 
 test-slow: $(TOOLS) ## the tests left out of `make test` for their length

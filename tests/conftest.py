@@ -1,21 +1,30 @@
 """What holds for every test: which run alone, which need GPUs, and when a skip is a failure."""
 
+import atexit
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
-ALONE = {"multiprocess", "contract", "house", "browser", "model", "notebooks", "gpu", "slurm"}
-"""Folders whose tests start process groups or whole installs: beside others they would time out, or disturb them."""
+ALONE = {"multiprocess", "model", "notebooks", "gpu"}
+"""Folders whose tests keep all cores busy, by ranks that poll or by searches: beside others they would time out, or
+disturb them. Tests there whose ranks wait asleep or for moments, with limits far off, are marked `beside`."""
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # runs of tests beside each other are on the same cores and would flag each other's rows; commands inherit it
+    os.environ["EPCROSS_LOCKS"] = tempfile.mkdtemp(prefix="epcross-locks-")
+    atexit.register(shutil.rmtree, os.environ["EPCROSS_LOCKS"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        if folder in ALONE or item.get_closest_marker("timing"):
+        if (folder in ALONE and not item.get_closest_marker("beside")) or item.get_closest_marker("timing"):
             item.add_marker(pytest.mark.alone)
 
 

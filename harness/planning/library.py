@@ -4,6 +4,7 @@ Folders are searched in this order: the package's own `conf`, then each `--confi
 folders. A name may exist once only: nothing is replaced silently.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -27,6 +28,9 @@ SCHEMAS: dict[str, type] = {**GROUPS, "cluster": Cluster, "launcher": Launcher, 
 LONGEST_REASON = 1000
 """Characters of another library's words that are worth repeating."""
 
+_HEADER = re.compile(r"^\s*#\s*@", re.MULTILINE)
+"""Hydra's words about a file, such as its package."""
+
 _PROSE = {"notes"}
 """Keys for readers of the file, which no program uses."""
 
@@ -37,8 +41,25 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
+def read_plain(path: Path) -> dict[Any, Any] | None:
+    """What Hydra would make of a file that has nothing for it: no defaults, no header, nothing to interpolate.
+
+    None of any other file, and of one that is wrong, so that Hydra says how.
+    """
+    from omegaconf import OmegaConf
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        if "${" in text or _HEADER.search(text):
+            return None
+        plain = OmegaConf.to_container(OmegaConf.load(path), throw_on_missing=True)
+    except Exception:  # of codecs, of PyYAML, of OmegaConf
+        return None
+    return plain if isinstance(plain, dict) and plain and "defaults" not in plain else None
+
+
 class Library:
-    """Options by group and name, composed by Hydra at most once each."""
+    """Options by group and name, read at most once each."""
 
     def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
         """Look at the folders; read no option yet.
@@ -113,6 +134,14 @@ class Library:
         return self._hydra("config", overrides)
 
     def _compose(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        """The options as plain values. Hydra takes 10 ms for each, so it is asked for those alone that need it."""
+        read = {key: read_plain(self._files[key[0]][key[1]]) for key in keys}
+        rest = self._composed([key for key in keys if read[key] is None])
+        return {key: rest[key] if key in rest else read[key] for key in keys}
+
+    def _composed(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        if not keys:
+            return {}
         # every option goes to a place of its own, so that one composition holds several options of a group
         places = {key: f"option{number}" for number, key in enumerate(keys)}
         plain = self._hydra(None, [f"+{group}@{places[group, name]}={quoted(name)}" for group, name in keys])

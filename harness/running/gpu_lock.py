@@ -4,8 +4,8 @@ Whoever times holds the lock of every GPU that its ranks use, alone, from before
 rank is gone. Whoever only uses a GPU, as a check does, shares its lock: checks may run beside each other, and none
 beside a measurement. Cores have no such lock, since runs on cores of their own go well together: see `core_watch`.
 
-Jobs or containers with a /tmp of their own do not meet here. What they do to each other is seen by
-`measuring.gpu_processes`, where NVML tells it.
+Jobs or containers with a /tmp of their own do not meet here, unless EPCROSS_LOCKS names a folder that they share.
+What they do to each other is seen by `measuring.gpu_processes`, where NVML tells it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,7 +2,8 @@
 
 The kernel knows who holds it, and frees it when the holder's process ends, however it ends. Files stay where they are:
 to remove one that somebody is about to lock would make two locks of one. They lie in /tmp and not in TMPDIR, which
-schedulers and users set differently, so that those who should meet would not.
+schedulers and users set differently, so that those who should meet would not. Containers with a /tmp of their own
+meet in a folder that all of them see, if EPCROSS_LOCKS names it.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from typing import Any
 from epcross.harness.errors import EpcrossError
 from epcross.harness.storing.process_identity import alive, this_process
 
-FOLDER = Path("/tmp")
+FOLDER = Path(os.environ.get("EPCROSS_LOCKS") or "/tmp")
 
 PATIENCE_S = 0.5
 """For those who hold a lock for a moment only: who looks whether it is free, or is about to share it."""

@@ -93,6 +93,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_exception_names_its_stage_and_ends_every_rank(stage):
     started = time.monotonic()
@@ -110,6 +111,7 @@ def test_a_backend_that_cannot_be_made_or_closed_is_a_problem_too():
     assert "the first close raised RuntimeError: deliberate" in str(visited(broken.raises_in("close"))[1])
 
 
+@pytest.mark.timing
 def test_peers_of_a_rank_that_hangs_are_told_in_bounded_time():
     broken.Hangs.let_go.clear()
     broken.Hangs.timeout_s = 0.5

@@ -17,13 +17,16 @@ from epcross.harness.verification.cases import Case
 from epcross.harness.verification.contract import run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 
+LIMIT_S = 60.0
+"""For a step of ranks that all come to it; only a rank that is lost waits so long."""
+
 
 class Meeting:
     """Where threads exchange objects; the n-th call of each meets the n-th of the others."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=5)
+        self._barrier = threading.Barrier(size, timeout=LIMIT_S)
         self._given: list[Any] = [None] * size
 
     def exchange(self, rank: int, given: Any) -> list[Any]:
@@ -65,13 +68,13 @@ def problems(make: Callable[[], Any], case: Case, size: int, visit_type: Any = G
     found: list[list[str]] = [["no answer"] for _ in range(size)]
 
     def visit(rank: int) -> None:
-        found[rank] = run_case(make, case, FakeGroup(rank, shared, meeting), 20, visit_type=visit_type)
+        found[rank] = run_case(make, case, FakeGroup(rank, shared, meeting), LIMIT_S, visit_type=visit_type)
 
     threads = [threading.Thread(target=visit, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(15)
+        thread.join(LIMIT_S)
     return [text for texts in found for text in texts]
 
 

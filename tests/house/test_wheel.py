@@ -61,7 +61,7 @@ def epcross(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Epcross:
 
     def run(*arguments: str, program: str = "epcross") -> subprocess.CompletedProcess[str]:
         command = [str(venv / "bin" / program), *arguments]
-        return subprocess.run(command, env=ENV, cwd=elsewhere, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, env=ENV, cwd=elsewhere, capture_output=True, text=True, timeout=240, check=False)
 
     where = run("-c", "import epcross; print(epcross.__file__)", program="python")
     assert Path(where.stdout.strip()).is_relative_to(site), where

@@ -1,7 +1,9 @@
 """The C++ exchanges under schedules: ranks as threads, held up at each step of the model, compared bit for bit."""
 
 import random
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _driving import STEPS, Build, Schedule, compiled, compiler, driven
@@ -29,9 +31,36 @@ def schedules(protocol: ProtocolName, ep_size: int, *, generated: int) -> list[S
     ]
 
 
+FAULTS = {
+    "one landing set": (ProtocolName.SENTINEL, "sentinel.hpp", "static_cast<int>(epoch() & 1u)", "0"),
+    "re-arm too early": (
+        ProtocolName.SENTINEL,
+        "sentinel.hpp",
+        "std::atomic_thread_fence(std::memory_order_acquire);",
+        "rearm_records(set);",
+    ),
+    "escape not carried": (ProtocolName.SENTINEL, "sentinel.hpp", "Word{escaped} << 32 | token", "Word{token}"),
+    "epoch not advanced": (ProtocolName.FENCE, "exchange.hpp", "++ws_.epoch();", ""),
+}
+RELAXED = {"wait.hpp": ("store(value, std::memory_order_release)", "store(value, std::memory_order_relaxed)")}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Future[Path]]:
+    """Every driver by its build or fault. The compiler has one core for each: two run at once, before any rank does."""
+    wanted: dict[Any, tuple[Build, dict[str, tuple[str, str]]]] = {
+        **{how: (how, {}) for how in (Build.THREAD, Build.ADDRESS, Build.PLAIN)},
+        "relaxed": (Build.THREAD, RELAXED),
+        **{fault: (Build.QUICK, {file: (right, wrong)}) for fault, (_, file, right, wrong) in FAULTS.items()},
+    }
+    folders = {name: tmp_path_factory.mktemp("driver") for name in wanted}
+    with ThreadPoolExecutor(2) as pool:
+        return {name: pool.submit(compiled, folders[name], *how) for name, how in wanted.items()}
+
+
 @pytest.fixture(scope="module", params=[Build.PLAIN, Build.THREAD, Build.ADDRESS], ids=lambda how: how.name.lower())
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("driver"), request.param)
+def driver(request: pytest.FixtureRequest, programs: dict[Any, Future[Path]]) -> Path:
+    return programs[request.param].result()
 
 
 @pytest.mark.parametrize("ep_size", [2, 3, 4])
@@ -52,33 +81,17 @@ def test_many_schedules_give_the_same_bits(driver: Path, protocol: ProtocolName,
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-FAULTS = {
-    "one landing set": (ProtocolName.SENTINEL, "sentinel.hpp", "static_cast<int>(epoch() & 1u)", "0"),
-    "re-arm too early": (
-        ProtocolName.SENTINEL,
-        "sentinel.hpp",
-        "std::atomic_thread_fence(std::memory_order_acquire);",
-        "rearm_records(set);",
-    ),
-    "escape not carried": (ProtocolName.SENTINEL, "sentinel.hpp", "Word{escaped} << 32 | token", "Word{token}"),
-    "epoch not advanced": (ProtocolName.FENCE, "exchange.hpp", "++ws_.epoch();", ""),
-}
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_schedules_find_a_seeded_fault(fault: str, tmp_path: Path) -> None:
-    protocol, file, right, wrong = FAULTS[fault]
-    program = compiled(tmp_path, Build.QUICK, {file: (right, wrong)})
-    ran = driven(program, protocol, 3, schedules(protocol, 3, generated=20), limit_s=2)
+def test_the_schedules_find_a_seeded_fault(fault: str, programs: dict[Any, Future[Path]]) -> None:
+    protocol, *_ = FAULTS[fault]
+    ran = driven(programs[fault].result(), protocol, 3, schedules(protocol, 3, generated=20), limit_s=2)
     assert ran.returncode == 1, "the fault went unnoticed"
     assert "held up at" in ran.stderr
 
 
-def test_thread_sanitizer_sees_a_flag_without_release(tmp_path: Path) -> None:
+def test_thread_sanitizer_sees_a_flag_without_release(programs: dict[Any, Future[Path]]) -> None:
     """So its silence about Fence says something."""
-    relaxed = {"wait.hpp": ("store(value, std::memory_order_release)", "store(value, std::memory_order_relaxed)")}
-    program = compiled(tmp_path, Build.THREAD, relaxed)
-    ran = driven(program, ProtocolName.FENCE, 2, schedules(ProtocolName.FENCE, 2, generated=0))
+    ran = driven(programs["relaxed"].result(), ProtocolName.FENCE, 2, schedules(ProtocolName.FENCE, 2, generated=0))
     assert "WARNING: ThreadSanitizer: data race" in ran.stderr
     assert ran.returncode != 0
 

@@ -11,14 +11,17 @@ from typing import Any
 
 from _files_group import FilesGroup
 
+_SERVER = multiprocessing.get_context("forkserver")
+"""Where ranks come from: a process of one thread that has imported what they need, and nothing else has happened in."""
+_SERVER.set_forkserver_preload(["pytest", "_exchange_case", "epcross.harness.measuring.floor"])
+
 
 def run_ranks(size: int, body: Callable[..., Any], *arguments: Any, timeout_s: float = 120.0) -> list[Any]:
     """`body(group, *arguments)` on each rank; returns what each returned. Raises with the first rank's traceback."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="epcross-test-") as directory:
-        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        pipes = [_SERVER.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            context.Process(target=_rank, args=(pipes[rank][1], directory, rank, size, body, arguments), daemon=True)
+            _SERVER.Process(target=_rank, args=(pipes[rank][1], directory, rank, size, body, arguments), daemon=True)
             for rank in range(size)
         ]
         try:

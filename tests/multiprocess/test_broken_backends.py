@@ -13,6 +13,8 @@ from epcross.harness.storing.store import open_run, read_units
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.beside
+
 EXPECTED = {
     "ReferenceBackend": ("ok", None, None),
     "RaisesIn_prepare": ("error", "prepare", "deliberate"),

@@ -115,6 +115,7 @@ def _environment(process: psutil.Process) -> Mapping[str, str]:
         return {}
 
 
+@pytest.mark.beside
 def test_a_right_backend_passes_every_case(check: Check, folder: Path) -> None:
     ended = check("backend=shm_sentinel", "seed=0")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -124,6 +125,7 @@ def test_a_right_backend_passes_every_case(check: Check, folder: Path) -> None:
     assert not list(folder.glob("epcross-check-*")), "the output of ranks is kept only after a failure"
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -155,6 +157,7 @@ def test_a_broken_backend_is_named_with_case_seed_place_and_the_line_that_repeat
     assert line == [words[0], *words[2:], "--config-dir", str(folder), f"case={case}", "seed=0"]
 
 
+@pytest.mark.beside
 def test_the_printed_line_repeats_the_failure(check: Check, folder: Path) -> None:
     ended = check("backend=EatsAllOnes", "case=any_bits_bf16", "seed=2")
     assert "seed 2, after" in ended.stdout
@@ -204,6 +207,7 @@ def test_a_case_that_is_done_soon_is_told_once(check: Check) -> None:
     assert "waiting" not in check("backend=ReferenceBackend", "case=plain").stdout
 
 
+@pytest.mark.beside
 def test_a_refusal_is_no_failure_and_says_why(check: Check) -> None:
     ended = check("backend=Refuses", "case=odd_hidden")
     assert "refused   odd_hidden: hidden=67 is no multiple of 128" in ended.stdout
@@ -212,6 +216,7 @@ def test_a_refusal_is_no_failure_and_says_why(check: Check) -> None:
     assert ended.returncode == 0
 
 
+@pytest.mark.beside
 def test_what_a_library_says_before_it_ends_the_process_is_told(check: Check) -> None:
     ended = check("backend=Aborts", "case=plain", "seed=0")
     assert "killed by SIGABRT; its last words: group.cc:12: num_experts % 4 == 0 | Fatal Python error: Aborted" in (
@@ -219,6 +224,7 @@ def test_what_a_library_says_before_it_ends_the_process_is_told(check: Check) ->
     )
 
 
+@pytest.mark.beside
 def test_a_backend_is_checked_at_a_shape_that_it_takes(check: Check) -> None:
     ended = check("backend=Wide", "seed=0")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -229,12 +235,14 @@ def test_a_backend_is_checked_at_a_shape_that_it_takes(check: Check) -> None:
     assert "a wrong combined sum" in ended.stdout
 
 
+@pytest.mark.beside
 def test_a_backend_that_is_absent_here_says_so(check: Check) -> None:
     ended = check("backend=Absent")
     assert ended.returncode == 1
     assert ended.stderr == "epcross: Absent cannot be used here: libfoo is missing; install it\n"
 
 
+@pytest.mark.beside
 def test_wrong_words_are_all_reported(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["backend=shm_fense", "ep_size=0", "case=plane", "seed=-1", "colour=red", "loose", "ep_size=3"]
     assert cli.run(["check", *words]) == 2

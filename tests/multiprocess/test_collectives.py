@@ -4,6 +4,7 @@ import pytest
 from _contract_ranks import problems_on_ranks
 
 pytest.importorskip("torch", reason="torch is not installed; make torch")
+pytestmark = pytest.mark.beside
 
 RIGHT = (
     "epcross.harness.backends.nccl_a2a:NcclAllToAll",

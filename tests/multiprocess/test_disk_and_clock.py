@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from _spawn import left_overs
 from epcross.harness.planning.plan import Plan
 from epcross.harness.record import Record
@@ -15,6 +17,7 @@ from epcross.harness.running.progress import Pace, ProgressReader
 from epcross.harness.storing.store import done_units, missing_rows, open_run, read_units
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.beside
 SMALL = ("sweep=smoke", "backend=shm_fence", "model=tiny", "regime=steady")
 
 FULL_DISK = """

@@ -22,6 +22,7 @@ from epcross.kernels.formats import row_size
 
 if reason := Gloo({}).unavailable():
     pytest.skip(reason, allow_module_level=True)
+pytestmark = pytest.mark.beside
 
 STUCK_S = 80
 TIMEOUT_S = 90

@@ -23,6 +23,8 @@ from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.storing.store import done_units, missing_rows, read_units
 from epcross.harness.terms import Stage
 
+pytestmark = pytest.mark.beside
+
 ONCE = replace(TIMING, launches=1)
 POINTS = [point(1), point(2, sleep_s=1.5), point(3)]
 

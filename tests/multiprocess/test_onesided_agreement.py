@@ -14,6 +14,8 @@ from epcross.kernels.errors import DoesNotFit, InvalidArguments, NotOneDomain  #
 from epcross.kernels.onesided import OneSidedAllToAll  # noqa: E402
 from epcross.kernels.onesided.buffers import Transport, Workspaces  # noqa: E402
 
+pytestmark = pytest.mark.beside
+
 
 def refused(group: FilesGroup, folder: str, *asked: dict[str, Any]) -> tuple[str, ...]:
     """What this rank is told when each rank asks for something else, on a machine without a GPU."""

@@ -18,6 +18,7 @@ from epcross.harness.storing.store import merge, open_run, read_units
 from epcross.harness.terms import Flag, Regime
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.beside
 SWEEP = """\
 description: Two points and two launches.
 timing: smoke

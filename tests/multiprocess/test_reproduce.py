@@ -9,6 +9,8 @@ import pytest
 
 from epcross.harness.cli import run as cli
 
+pytestmark = pytest.mark.beside
+
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

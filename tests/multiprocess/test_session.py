@@ -21,6 +21,8 @@ from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import merge, open_run, owner_of, release, write_unit
 from epcross.harness.terms import Domain, Status
 
+pytestmark = pytest.mark.beside
+
 
 def test_each_backend_is_built_in_a_process_of_its_own(tmp_path: Path) -> None:
     backends = {

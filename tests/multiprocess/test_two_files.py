@@ -14,6 +14,7 @@ from epcross.harness.storing.store import open_run, read_units
 from epcross.harness.verification.cases import cases
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.beside
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 SECTION = PAGE[PAGE.index("## Add a baseline in two files") : PAGE.index("**On a GPU**")]
 FILES = dict(re.findall(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))

@@ -1,4 +1,8 @@
-"""Runs on a real Slurm: submitted, followed, cut short, resumed. Every planned row is there once in the end."""
+"""Runs on a real Slurm: submitted, followed, cut short, resumed. Every planned row is there once in the end. And what
+comes before and after: the doctor on compute nodes, and a rehearsal of the whole way from statement to verdict.
+
+All in one file, for it is one worker's (`make test`), which starts one Slurm.
+"""
 
 import json
 import time
@@ -12,6 +16,7 @@ SMALL = ("sweep=grid",)
 FENCE = SMALL
 TWO_NODES = (*SMALL, "backend=spanning", "ep_size=4", "scope=scale_out", "timing.launches=2")
 SLOW = (*TWO_NODES, "tokens_per_rank=range(1,5)", "backend.options.sleep_s=1.0")
+CONF = ("--config-dir", str(HERE / "conf"))
 
 
 def test_a_run_is_submitted_followed_and_whole(shell: Shell) -> None:
@@ -33,7 +38,7 @@ def test_a_run_is_submitted_followed_and_whole(shell: Shell) -> None:
     assert shell("cancel", str(run.path)) == f"{run.path} has no job in the queue; nothing to cancel.\n"
     again = json.loads(shell("run", "--resume", str(run.path), "--json"))
     assert again["jobs"] == {}
-    assert shell("report", str(run.path)).strip().endswith(".html")
+    assert shell("report", str(run.path), limit_s=240).strip().endswith(".html")
 
 
 def test_ranks_meet_across_nodes_and_the_map_is_recorded(shell: Shell) -> None:
@@ -235,7 +240,46 @@ def test_variables_of_another_job_do_not_leak_in(shell: Shell) -> None:
 
 
 def test_what_slurm_refuses_is_said_in_its_words(shell: Shell) -> None:
-    words = ("run", *FENCE, "launcher=slurm", "cluster.partition=nowhere", "--config-dir", str(HERE / "conf"))
+    words = ("run", *FENCE, "launcher=slurm", "cluster.partition=nowhere", *CONF)
     text = shell(*words, code=1)
     assert "Slurm does not take the job epcross-cpu_ep2-" in text
     assert "invalid partition specified: nowhere" in text
+
+
+def test_the_doctor_looks_at_compute_nodes(shell: Shell) -> None:
+    words = ("doctor", "sweep=grid", "backend=spanning", "ep_size=4", "scope=scale_out", "cluster=ci", *CONF)
+    seen = json.loads(shell(*words, "--json"))
+    assert seen["ready"], seen["findings"]
+    assert [(rank["seat"]["rank"], rank["seat"]["local_rank"]) for rank in seen["ranks"]] == [
+        (0, 0),
+        (1, 1),
+        (2, 0),
+        (3, 1),
+    ]
+    nodes = [rank["seat"]["node"] for rank in seen["ranks"]]
+    assert nodes[0] == nodes[1] != nodes[2]
+    assert set(nodes) <= set(shell.cluster.nodes)
+    assert seen["ranks"][2]["backends"]["spanning"] is None
+
+
+def test_a_node_without_gpus_stops_a_sweep_that_needs_them(shell: Shell) -> None:
+    text = shell("doctor", "cluster=ci", *CONF, code=1)
+    assert "stops: GPUs: none seen at ranks 0-1 on " in text
+    assert "nvidia-smi is not installed" in text
+    assert "Not ready: " in text
+
+
+def test_a_doctor_s_job_that_does_not_start_is_told(shell: Shell) -> None:
+    text = shell("doctor", "sweep=grid", "cluster=ci", "cluster.sbatch=['--hold']", *CONF, "--wait", "2", code=1)
+    assert "has not answered within 2 s (PENDING JobHeldUser: it is held: scontrol release JOB)" in text
+
+
+def test_a_rehearsal_walks_from_statement_to_verdict(shell: Shell) -> None:
+    begin = time.monotonic()
+    words = ("reproduce", "P01", "P07", "cluster=ci", "--rehearse", *CONF)
+    document = json.loads(shell(*words, "--json", limit_s=300))
+    assert time.monotonic() - begin < 300
+    assert [run["missing_rows"] for run in document["runs"]] == [0, 0]
+    assert {row["claim"] for row in document["verdicts"]} == {"P01", "P07"}
+    again = json.loads(shell("reproduce", "P01", "P07", "--rehearse", "--collect", "--json"))
+    assert again == document

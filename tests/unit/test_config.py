@@ -14,7 +14,7 @@ import epcross
 from epcross.harness.backends import loader
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.config import resolve
-from epcross.harness.planning.library import PACKAGE_CONF, SCHEMAS, Library
+from epcross.harness.planning.library import PACKAGE_CONF, SCHEMAS, Library, read_plain
 
 OWN = [(group, name) for group in SCHEMAS for name in Library().names(group)]
 
@@ -26,6 +26,34 @@ def test_every_group_file_composes_to_its_dataclass(group: str, name: str):
     library.load([(group, name)], problems)
     assert problems == []
     assert isinstance(library.get(group, name), SCHEMAS[group])
+
+
+def test_a_file_that_has_nothing_for_hydra_is_read_as_hydra_composes_it():
+    library = Library()
+    read = {(group, name): read_plain(library._files[group][name]) for group, name in OWN}
+    plain = [key for key, value in read.items() if value is not None]
+    assert len(plain) > len(OWN) / 2
+    composed = library._composed(plain)
+    assert {key: read[key] for key in plain} == composed
+    assert repr([read[key] for key in plain]) == repr([composed[key] for key in plain])  # the order and types of all
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "defaults: [tiny]\nhidden: 64\n",
+        "# @package _global_\nhidden: 64\n",
+        "hidden: 64\nintermediate: ${hidden}\n",
+        "hidden: ???\n",
+        "hidden: [1\n",
+        "hidden: 1\nhidden: 2\n",
+        "- hidden\n",
+        "",
+    ],
+)
+def test_any_other_file_is_left_to_hydra(tmp_path: Path, text: str):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert read_plain(tmp_path / "mine.yaml") is None
 
 
 def test_the_groups_of_the_design_exist():
