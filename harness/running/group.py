@@ -5,6 +5,8 @@ import os
 import shutil
 import sys
 import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import GroupError
@@ -12,6 +14,8 @@ from epcross.harness.running.rendezvous import Address, StoreClient
 
 DEFAULT_TIMEOUT_S = 60.0
 SHARED_NAME_LENGTH = 40
+STORE_FILE = "store"  # of torch, in a folder of its own
+LEAVE_S = 0.5  # for ranks that leave a group together
 
 
 class StoreGroup:
@@ -87,7 +91,7 @@ class StoreGroup:
             if self.rank == 0:
                 self._torch_folder = tempfile.mkdtemp(prefix=f"{self._shared_name}-")
             folder = self.all_gather(self._torch_folder.encode())[0].decode()
-            return dist.FileStore(f"{folder}/store", self.size)
+            return dist.FileStore(f"{folder}/{STORE_FILE}", self.size)
         store, port = None, b""
         if self.rank == 0:
             store = dist.TCPStore(self._address.host, 0, self.size, is_master=True, wait_for_workers=False)
@@ -102,7 +106,7 @@ class StoreGroup:
             if dist.is_available() and dist.is_initialized():
                 dist.destroy_process_group()
         if self._torch_folder:
-            shutil.rmtree(self._torch_folder, ignore_errors=True)
+            _remove_store(Path(self._torch_folder))
         self._client.close()
 
     def __enter__(self) -> "StoreGroup":
@@ -115,3 +119,15 @@ class StoreGroup:
         self._calls += 1
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return self._client.gather(f"{kind} {self._calls}", self.size, data, timeout_s)
+
+
+def _remove_store(folder: Path) -> None:
+    """Remove the folder of a `FileStore` whose last user has removed the file, or none did within `LEAVE_S`.
+
+    A rank that leaves looks whether the file is there, and opens it: were the folder gone by then, it would try for
+    minutes to make the file anew.
+    """
+    deadline = time.monotonic() + LEAVE_S
+    while (folder / STORE_FILE).exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    shutil.rmtree(folder, ignore_errors=True)

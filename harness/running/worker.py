@@ -115,6 +115,7 @@ def _serve(
             send(unsupported=str(error))
             continue
         send(done=None if result is None else asdict(result))
+    backend = None  # which may hold torch's group: it and its store end with the last that does
     group.close()  # not after an error: a goodbye would hide the reason from the peers
     return None
 

@@ -48,6 +48,7 @@ READ_THE_ENVIRONMENT = {
     "epcross.harness.backends.loader": "hands its own on to another interpreter",
     "epcross.harness.running.child": "hands its own on to a worker, with what the backend's YAML adds",
     "epcross.harness.running.group": "tells gloo which interface is the loopback",
+    "epcross.harness.running.lock_file": "EPCROSS_LOCKS names the folder in which those who measure meet",
     "epcross.harness.slurm.start": "who Slurm says that this rank is",
     "epcross.harness.slurm.variables": "hands its own on to Slurm's commands, without what describes another job",
     "epcross.harness.storing.probe": "what a run records of it",
