@@ -16,8 +16,6 @@ from epcross.harness.storing.run_directory import RunDirectory, read_floor
 from epcross.harness.storing.store import missing_rows, read_units
 from epcross.harness.terms import Domain, Flag, Sharing, Stage, Status
 
-pytestmark = pytest.mark.beside
-
 
 def gpu_count() -> int:
     return len([entry for entry in Path("/dev").glob("nvidia*") if entry.name.removeprefix("nvidia").isdigit()])
