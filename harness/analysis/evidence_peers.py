@@ -1,6 +1,7 @@
 """What the documents say of a committed run in which kernels of this repository stand beside others, as Markdown."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from epcross.harness.terms import HEADLINES, Regime, Status
 TIMED = (Regime.STEADY, Regime.ENTRY)
 _MISSING = "-"
 _NO_CALL = "the two were never measured in one call"
+_REASONS = 3  # of a backend's points, in a status
 _UNTOLD = "cannot be told"
 _NEXT_LINE = " | "  # of what a process wrote before it ended
 
@@ -212,7 +214,7 @@ def _of_shared_calls(mine: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 
 
 def _reasons(run: EvidenceRun) -> list[str]:
-    """A sentence for each backend that has points without a number: how many, by status, each with a reason."""
+    """A sentence for each backend that has points without a number: how many, by status, with the commonest reasons."""
     points: dict[str, dict[str, dict[str, str]]] = {}
     for row in sorted(run.rows, key=lambda row: (row.tokens_per_rank, row.dispatch_format)):
         if row.phase in HEADLINES and row.regime in TIMED and row.status != Status.OK:
@@ -220,12 +222,18 @@ def _reasons(run: EvidenceRun) -> list[str]:
             points.setdefault(row.backend, {}).setdefault(row.status, {})[row.point_id] = reason
     sentences = []
     for backend in (name for name in run.backends if name in points):
-        words = [
-            f"{len(each)} {'point' if len(each) == 1 else 'points'} {status} ({next(iter(each.values()))})"
-            for status, each in sorted(points[backend].items())
-        ]
+        words = []
+        for status, each in sorted(points[backend].items()):
+            told = Counter(each.values()).most_common(_REASONS)
+            words += [f"{_points(count)} {status} ({reason})" for reason, count in told]
+            if rest := len(each) - sum(count for _, count in told):
+                words.append(f"{_points(rest)} {status} for other reasons")
         sentences.append(f"{run.backends[backend]['label']}: {'; '.join(words)}.")
     return sentences
+
+
+def _points(count: int) -> str:
+    return f"{count} {'point' if count == 1 else 'points'}"
 
 
 def _subjects(run: EvidenceRun, panel: Panel) -> dict[str, dict[str, str]]:

@@ -1,7 +1,8 @@
 """What is wrong with the arguments of a call: every problem at once, without asking the device."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,8 @@ def slot_ranks(num_experts: int, ep_size: int, placement: Sequence[int] | None) 
         return (), found
     if num_experts < 1:
         return (), [f"num_experts={num_experts} must be at least 1"]
+    if num_experts > MAX_SLOTS:  # before a list of so many is made
+        return (), slot_problems(num_experts, 0)
     if placement is None:
         if ep_size < 1 or num_experts % ep_size:
             return (), [f"num_experts={num_experts} is no multiple of ep_size={ep_size}: give a placement"]
@@ -177,7 +180,9 @@ def slot_ranks(num_experts: int, ep_size: int, placement: Sequence[int] | None) 
     elif not isinstance(placement, Iterable):
         return (), [f"placement={placement!r} must be a sequence of ranks, one for each slot"]
     else:
-        given = tuple(placement)
+        given = tuple(islice(placement, MAX_SLOTS + 1))
+        if len(given) > MAX_SLOTS:
+            return (), slot_problems(len(placement) if isinstance(placement, Sized) else len(given), 0)
         found = [
             f"placement[{slot}]={rank!r} must be a rank, 0 to {ep_size - 1}"
             for slot, rank in enumerate(given)

@@ -214,6 +214,8 @@ def test_options_are_checked_together() -> None:
 def test_slots_are_bounded_and_enough() -> None:
     assert slot_problems(4, 8) == ["top_k=8 is above the number of slots 4"]
     assert slot_problems(4097, 8) == ["4097 slots are above 4096: give fewer experts, or a shorter placement"]
+    for many in ((10**9, 8, None), (8, 8, range(10**9))):  # at once, and without a list of so many
+        assert slot_ranks(*many)[1] == [f"{10**9} slots are above 4096: give fewer experts, or a shorter placement"]
     assert slot_problems(8, 8) == []
 
 

@@ -332,3 +332,14 @@ def test_the_same_data_give_the_same_bytes(tmp_path: Path):
     assert canvas.svg(one) == canvas.svg(two)
     assert canvas.pdf(one) == canvas.pdf(two)
     assert canvas.png(one).startswith(b"\x89PNG")
+
+
+def test_a_panel_of_ratios_without_a_point_has_an_axis_around_one() -> None:
+    from matplotlib.figure import Figure
+
+    from epcross.harness.analysis.figures.ratio import _ratio_axis
+
+    axis = Figure().subplots()
+    assert not _ratio_axis(axis, [], [])
+    low, high = axis.get_ylim()
+    assert low < 1 < high

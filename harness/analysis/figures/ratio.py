@@ -96,8 +96,8 @@ def _ratio_axis(ax: Any, middles: Sequence[float], ends: Sequence[float]) -> boo
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     ax.set_yscale("log")
-    low = max(min(*middles, 1) / _BEYOND, min(*ends, 1) / 1.1)
-    high = min(max(*middles, 1) * _BEYOND, max(*ends, 1) * 1.1)
+    low = max(min([*middles, 1]) / _BEYOND, min([*ends, 1]) / 1.1)
+    high = min(max([*middles, 1]) * _BEYOND, max([*ends, 1]) * 1.1)
     ax.set_ylim(low, high)
     span = high / low
     steps = (1, 1.5, 2, 3, 5, 7) if span < 15 else (1, 2, 5) if span < 200 else (1,)
@@ -105,4 +105,4 @@ def _ratio_axis(ax: Any, middles: Sequence[float], ends: Sequence[float]) -> boo
     ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    return min(ends) < low or max(ends) > high
+    return any(end < low or end > high for end in ends)
