@@ -225,7 +225,7 @@ def _device(device: "torch.device | int | None") -> "tuple[torch.device, list[st
         return current, []
     try:
         chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, TypeError):  # in torch's words, every kind of device that it knows
+    except (RuntimeError, TypeError, ValueError):  # of kinds of devices that torch knows, or of too large a number
         chosen = None
     if chosen is None or chosen.type != "cuda":
         return current, [f"device={device!r} is no GPU: give its number, such as 0, or None for torch's current one"]

@@ -254,6 +254,7 @@ ABSENT = "torch sees no CUDA GPU: an H100 or newer and torch for CUDA are needed
         ({"timeout_s": None}, "timeout_s=None must be a number of seconds"),
         ({"device": "cpu"}, "device='cpu' is no GPU: give its number, such as 0, or None for torch's current one"),
         ({"device": "gpu"}, "device='gpu' is no GPU: give its number, such as 0, or None for torch's current one"),
+        ({"device": 10**30}, f"device={10**30} is no GPU: give its number, such as 0, or None for torch's current one"),
         ({"device": -1}, "device=-1 is no GPU: give its number, such as 0, or None for torch's current one"),
     ],
 )
