@@ -30,6 +30,11 @@ from epcross.harness.storing.run_directory import RunDirectory, create_run
 from epcross.harness.terms import Boundary, Domain, Flag, Phase, Regime, Stage, Status
 from epcross.kernels.errors import DoesNotFit
 
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+"""Of commands that tests start: these sources and the tests' backends. Not this process's sys.path, to which folders of
+users' backends are added as it loads them."""
+
 EVERY_RANK = -1
 HERE = Path(__file__).resolve().parent
 TIMING = Timing(
@@ -278,10 +283,13 @@ def processes(run: RunDirectory, word: str) -> list[psutil.Process]:
     return found
 
 
-def until(condition: Callable[[], Any], limit_s: float = 10.0) -> Any:
-    """What `condition` returns once it is true. Fails if that does not happen in time."""
+def until(condition: Callable[[], Any], limit_s: float = 10.0, by: "subprocess.Popen[str] | None" = None) -> Any:
+    """What `condition` returns once it is true. Fails if that does not happen in time, or, at once and with what it
+    said, if the process that is to bring it about has ended."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
+        if by and by.poll() is not None and not condition():
+            raise AssertionError(f"{by.args} ended with {by.returncode}: {by.communicate()}")
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
     return value

@@ -4,6 +4,7 @@ import atexit
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -38,6 +39,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         needed, present = (marker.args or (1,))[0], gpu_count()
         if present < needed:
             pytest.skip(f"needs {needed} GPU(s); this machine has {present}")
+
+
+@pytest.fixture(autouse=True)
+def own_modules() -> Generator[None]:
+    """Folders of users' backends that a test put on Python's path, and what was imported from them, end with the test:
+    another test's folder may hold modules of the same names."""
+    before = list(sys.path)
+    yield
+    added = [folder for folder in sys.path if folder not in before]
+    sys.path[:] = before
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None)
+        if source and any(source.startswith(f"{folder}{os.sep}") for folder in added):
+            del sys.modules[name]
 
 
 @pytest.fixture

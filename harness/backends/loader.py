@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from epcross.harness.backends.base import Backend
@@ -130,6 +132,7 @@ def imported_class(target: str, folder: str, base: type[T], named: str) -> type[
         raise CannotImport(f"{module_name} needs the module '{error.name}', which is not installed") from error
     except Exception as error:
         raise CannotImport(f"importing {module_name} fails with {type(error).__name__}: {error}") from error
+    _must_be_from(folder, module, named)
     found = getattr(module, class_name, None)
     if found is None:
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, base) and v is not base]
@@ -137,6 +140,19 @@ def imported_class(target: str, folder: str, base: type[T], named: str) -> type[
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{named} is no subclass of {base.__module__}.{base.__qualname__}")
     return found
+
+
+def _must_be_from(folder: str, module: ModuleType, named: str) -> None:
+    """`folder` may hold a module of this name while another of that name is installed, or was imported before from
+    another user's folder: measuring that one in silence would give a wrong number."""
+    first = module.__name__.partition(".")[0]
+    beside = next((p for p in (Path(folder, f"{first}.py"), Path(folder, first, "__init__.py")) if p.is_file()), None)
+    source = getattr(module, "__file__", None)
+    if not folder or beside is None or source is None or Path(source).resolve().is_relative_to(Path(folder).resolve()):
+        return
+    raise ConfigError(
+        f"{named}: '{first}' is {beside}, but Python took another module of that name, {source}; rename one of them"
+    )
 
 
 def _ask_interpreter(config: BackendConfig, compute: str) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from _spawn import left_overs
+from _spawn import PYTHONPATH, left_overs
 from epcross.harness.record import Record
 from epcross.harness.storing.store import open_run, read_units
 
@@ -49,7 +49,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
     )
     command = [sys.executable, "-m", "epcross.harness.cli", "run", "sweep=broken", f"output_dir={folder}/runs"]
     command += [f"--config-dir={folder}", "timing.wall_limit_s=4", "timing.max_pairs=20"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1, ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from _spawn import left_overs, until
+from _spawn import PYTHONPATH, left_overs, until
 from epcross.harness.planning.plan import Plan
 from epcross.harness.running.progress import ProgressReader
 from epcross.harness.storing.store import missing_rows, open_run, read_floor, read_units
@@ -28,7 +28,7 @@ class Epcross:
         self.folder = folder
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path[1:]))}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         return subprocess.Popen(
             [sys.executable, "-m", "epcross.harness.cli", *arguments],
             cwd=self.folder,

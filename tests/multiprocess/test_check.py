@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from _spawn import PYTHONPATH
 from epcross.harness import cli
 from epcross.harness.running import check_ranks
 from epcross.harness.running.check_ranks import _told_once  # pyright: ignore[reportPrivateUsage]
@@ -96,8 +97,7 @@ def check(folder: Path) -> Check:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "epcross.harness.cli", "check", *words, "--config-dir", str(folder)]
         mark = f"{folder}/{time.monotonic_ns()}"
-        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        environment = {**os.environ, "PYTHONPATH": paths, "EPCROSS_TEST_RUN": mark, "TMPDIR": str(folder)}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "EPCROSS_TEST_RUN": mark, "TMPDIR": str(folder)}
         ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100)
         assert "Traceback" not in ended.stdout + ended.stderr
         assert not [
@@ -192,7 +192,7 @@ def test_a_hang_ends_in_bounded_time_and_is_named(
 
 def test_what_is_waited_for_is_told_ever_less_often(folder: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(check_ranks, "TELL_S", 1.0)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     words = ["backend=Sleeps", "case=plain", "seed=0", "--limit-s", "6", "--config-dir", str(folder)]
     assert cli.run(["check", *words]) == 1
     text = capsys.readouterr().out

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from _spawn import until
+from _spawn import PYTHONPATH, until
 from epcross.harness.running.gpu_lock import gpu_holders
 from epcross.harness.running.lock_file import FOLDER
 from epcross.harness.storing.store import open_run, owner_of, read_units
@@ -62,7 +62,7 @@ class Machine:
         environment = {
             **os.environ,
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path[1:])),
+            "PYTHONPATH": PYTHONPATH,
             "GO_ON": str(self.go_on),
         }
         process = subprocess.Popen(
@@ -108,8 +108,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def test_a_second_run_is_refused_and_the_first_can_be_killed_and_resumed(machine: Machine) -> None:
     first = machine.start(*RUN)
-    (run,) = until(lambda: machine.runs, START_LIMIT_S)
-    until(lambda: machine.holders() == [f"run {run}"], START_LIMIT_S)
+    (run,) = until(lambda: machine.runs, START_LIMIT_S, first)
+    until(lambda: machine.holders() == [f"run {run}"], START_LIMIT_S, first)
     said = machine.refusal(*RUN)
     assert said.startswith(f"epcross: GPU {machine.uuid} is in use by run {run} (process {first.pid}, since 20")
     assert "Wait until it has ended and repeat the command" in said
@@ -118,8 +118,8 @@ def test_a_second_run_is_refused_and_the_first_can_be_killed_and_resumed(machine
     assert machine.holders() == []
 
     second = machine.start(*RUN)
-    other = until(lambda: [path for path in machine.runs if path != run], START_LIMIT_S)[0]
-    until(lambda: machine.holders() == [f"run {other}"], START_LIMIT_S)
+    other = until(lambda: [path for path in machine.runs if path != run], START_LIMIT_S, second)[0]
+    until(lambda: machine.holders() == [f"run {other}"], START_LIMIT_S, second)
     before = (run / "environment.json").read_bytes()
     assert f"in use by run {other} " in machine.refusal("run", "--resume", str(run))
     assert owner_of(run) is None
@@ -138,14 +138,14 @@ def test_a_second_run_is_refused_and_the_first_can_be_killed_and_resumed(machine
 def test_checks_go_beside_each_other_and_not_beside_a_run(machine: Machine) -> None:
     check = ("check", "backend=slow", "device=cuda_one_launch", "--config-dir", "own")
     first, second = machine.start(*check), machine.start(*check)
-    until(lambda: machine.holders() == ["epcross check backend=slow"] * 2, START_LIMIT_S)
+    until(lambda: machine.holders() == ["epcross check backend=slow"] * 2, START_LIMIT_S, second)
     assert f"GPU {machine.uuid} is in use by epcross check backend=slow (process" in machine.refusal(*RUN)
     assert machine.runs == []
     for process in (first, second):
         machine.kill(process)
     run = machine.start(*RUN)
-    (path,) = until(lambda: machine.runs, START_LIMIT_S)
-    until(lambda: machine.holders() == [f"run {path}"], START_LIMIT_S)
+    (path,) = until(lambda: machine.runs, START_LIMIT_S, run)
+    until(lambda: machine.holders() == [f"run {path}"], START_LIMIT_S, run)
     begin = time.monotonic()
     assert f"in use by run {path} " in machine.refusal(*check)
     assert time.monotonic() - begin < 60

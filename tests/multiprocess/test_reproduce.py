@@ -1,12 +1,11 @@
 """A rehearsal on this host, from statement to verdict, and the doctor of this host."""
 
 import json
-import os
 import re
-import sys
 
 import pytest
 
+from _spawn import PYTHONPATH
 from epcross.harness.cli import run as cli
 
 pytestmark = pytest.mark.beside
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.beside
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path[1:])))  # of ranks
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)  # of ranks
     monkeypatch.chdir(tmp_path)
 
 

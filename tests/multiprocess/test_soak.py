@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from _spawn import left_overs
+from _spawn import PYTHONPATH, left_overs
 from epcross.harness.planning.plan import Plan
 from epcross.harness.record import Record
 from epcross.harness.storing.store import missing_rows, open_run, read_units
@@ -19,7 +19,7 @@ SLACK_S = 8.0  # starting and ending a run, and one group that began just in tim
 
 def soak(folder: Path, *words: str, limit_s: float = 90.0) -> tuple[int, str, float, Path]:
     """Exit code, output, seconds and run folder of a soak."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-m", "epcross.harness.cli", "run", *words, f"output_dir={folder}/runs"]
     begin = time.monotonic()
     ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=limit_s)

@@ -29,7 +29,7 @@ class Shell:
     path: str = ""  # folders that commands are looked for in before all others
 
     def environment(self) -> dict[str, str]:
-        paths = [str(HERE.parents[1]), str(HERE.parents[1] / "src"), str(HERE / "conf"), *filter(None, sys.path[1:])]
+        paths = [str(HERE.parents[1]), str(HERE.parents[1] / "src"), str(HERE / "conf")]
         # ranks inherit it: the tests' backends are in no installed package
         return {
             **os.environ,

@@ -66,7 +66,23 @@ def test_a_module_that_cannot_be_imported_is_unavailable(tmp_path: Path, source:
     reason = loader.unavailable(config(f"{name}:Kernel", folder=str(tmp_path)))
     assert reason is not None
     assert says in reason
-    sys.path.remove(str(tmp_path))
+
+
+def test_another_module_of_the_same_name_is_not_taken_in_silence(tmp_path: Path):
+    source = "from tests.broken_backends import ReferenceBackend as Kernel\n"
+    for folder in ("first", "second", "package/twice"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("first/twice.py", "second/twice.py", "package/twice/__init__.py", "second/colorsys.py"):
+        (tmp_path / name).write_text(source)
+    loader.load(config("twice:Kernel", folder=str(tmp_path / "first")))
+    loader.load(config("twice:Kernel", folder=str(tmp_path / "first")))
+    for folder, name, taken in [
+        ("second", "twice", tmp_path / "first" / "twice.py"),
+        ("package", "twice", tmp_path / "first" / "twice.py"),
+        ("second", "colorsys", "lib.*/colorsys.py"),  # a user's file never hides an installed module
+    ]:
+        with pytest.raises(ConfigError, match=f"'{name}' is {tmp_path / folder}.*another module of that name, .*{taken}"):
+            loader.load(config(f"{name}:Kernel", folder=str(tmp_path / folder)))
 
 
 def test_its_points_are_rows_that_say_so(tmp_path: Path):
@@ -77,7 +93,6 @@ def test_its_points_are_rows_that_say_so(tmp_path: Path):
     assert {str(i.status) for i in plan.impossible} == {"unavailable"}
     assert len(plan.impossible) * 2 == len(plan.points)
     assert plan.jobs[0].backends == ("plain",)
-    sys.path.remove(str(tmp_path))
 
 
 def test_a_check_that_raises_is_a_reason():
