@@ -105,16 +105,19 @@ class ExpertsOnly(LayerBackend):
         places, top_k = point.ep_size * self._capacity(point), point.model.top_k
         ids = np.full((places, top_k), -1, np.int32)
         weights = np.zeros((places, top_k), np.float32)
-        hidden = torch.zeros(places, point.model.hidden, dtype=torch.bfloat16)
+        hidden = torch.zeros(places, point.model.hidden, dtype=torch.bfloat16, device=self._device)
         first = self.rank * point.experts_per_rank
         for source, batch in enumerate(batches):
-            at = slice(source * self._capacity(point), source * self._capacity(point) + len(batch.ids))
-            here = ((batch.ids >= first) & (batch.ids < first + point.experts_per_rank)).any(axis=1, keepdims=True)
-            ids[at], weights[at] = np.where(here, batch.ids, -1), np.where(here, batch.weights, 0)
-            rows = torch.from_numpy(np.ascontiguousarray(batch.rows[:, :width]))
-            hidden[at].view(torch.uint8).copy_(rows)
+            begin = source * self._capacity(point)
+            at = slice(begin, begin + len(batch.ids))
+            here = ((batch.ids >= first) & (batch.ids < first + point.experts_per_rank)).any(axis=1)
+            ids[at] = np.where(here[:, None], batch.ids, -1)
+            weights[at] = np.where(here[:, None], batch.weights, 0)
+            token = np.flatnonzero(here)
+            rows = torch.from_numpy(np.ascontiguousarray(batch.rows[token, :width]))
+            hidden.view(torch.uint8)[torch.from_numpy(begin + token).to(self._device)] = rows.to(self._device)
         self._made[set_index] = ids, weights
-        rows, scales = self._quantised(hidden.to(self._device))
+        rows, scales = self._quantised(hidden)
         held = self._rows[set_index]
         if isinstance(held, ExpertMajorRows):
             self._by_expert(held, ids, rows, scales)

@@ -161,12 +161,14 @@ class UnitSession:
         chains: list[Chain] = []
         for seed in range(self.timing.seeds):
             timed = [self._batch(seed, s, Payload.RANDOM) for s in range(self.timing.sets)]
+            exact, fresh = self._batch(seed, EXACT_SET, Payload.EXACT), self._batch(seed, FRESH_SET, Payload.RANDOM)
             if seed == 0:
                 self._prepare(timed)
+            self.ranks.expect([exact, *timed, fresh])
             self.ids += [batch.ids for batch in timed]
             self.counts += [traffic.count(batch.ids, self.slots.slot_rank, self.point.ep_size) for batch in timed]
             self.report_stage(Stage.VERIFY_BEFORE)
-            self._check_round(Stage.VERIFY_BEFORE, 0, self._batch(seed, EXACT_SET, Payload.EXACT))
+            self._check_round(Stage.VERIFY_BEFORE, 0, exact)
             # last set first: a chain ends on the last set, so sums that it never wrote would be those of set 0
             for s, batch in reversed(list(enumerate(timed))):
                 self._check_round(Stage.VERIFY_BEFORE, s, batch)
@@ -175,7 +177,7 @@ class UnitSession:
             chains += self._time(seed, timed)
             self.watch.read()
             self.report_stage(Stage.VERIFY_AFTER)
-            self._check_round(Stage.VERIFY_AFTER, 0, self._batch(seed, FRESH_SET, Payload.RANDOM))
+            self._check_round(Stage.VERIFY_AFTER, 0, fresh)
         return chains
 
     def _batch(self, seed: int, set_index: int, payload: Payload) -> GroupBatch:

@@ -17,7 +17,7 @@ from epcross.harness.backends.base import Backend
 from epcross.harness.planning.plan import Job, Plan
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Point, Timing, processes
-from epcross.harness.terms import Domain, Phase, Regime, RowFormat, WeightFormat
+from epcross.harness.terms import BackendKind, Domain, Phase, Regime, RowFormat, WeightFormat
 from epcross.kernels.formats import row_size
 
 GROUP_START_S = 0.6
@@ -62,7 +62,10 @@ WEIGHTS_MADE_GBPS = 10.0
 """Rate at which a rank's weights are made and brought into the layout of its library, before anything is timed."""
 
 ORACLE_EXPERT_S = 0.005
-"""What one expert costs in one judged round: its weights in float64, and its tokens."""
+"""What one expert costs where its outputs are judged, the rounds of a seed together: its weights in float64."""
+
+ORACLE_SELECTION_S = 6e-6
+"""What each of its tokens costs in one judged round: two products in float64, and as many of squares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,8 @@ def free_shm_bytes(folder: Path = Path("/dev/shm")) -> int | None:
 def pair_us(point: Point, cores: int) -> float:
     """Expected time of one dispatch and combine, in microseconds."""
     if point.domain in GPU_COPY_GBPS:
+        if point.kind is BackendKind.EXPERTS:
+            return PAIR_FIXED_US + _experts_us(point)
         tokens = sum(point.tokens) if point.domain is Domain.SHARED_GPU else max(point.tokens)
         moved = tokens * min(point.model.top_k, point.ep_size) * (_dispatch_bytes(point) + _combine_bytes(point))
         return PAIR_FIXED_US + moved / (GPU_COPY_GBPS[point.domain] * 1e3) + _experts_us(point)
@@ -135,6 +140,8 @@ def checked_bytes(point: Point, timing: Timing) -> int:
     sent = tokens * _dispatch_bytes(point)
     received = sent * min(point.model.top_k, point.ep_size)
     combined = tokens * _combine_bytes(point)
+    if point.kind is BackendKind.EXPERTS:  # rows that come to one rank, and what it makes of them
+        return (timing.sets + 4) * (received + received) // point.ep_size
     return timing.sets * sent + 4 * (sent + received + combined)
 
 
@@ -145,15 +152,20 @@ def unit_s(point: Point, timing: Timing, cores: int) -> float:
     series = series_s(point, timing, cores) * (2 if Phase.LAYER_COMM in point.phases else 1)  # again, in place
     expected = (GPU_PREPARE_S if on_gpu else PREPARE_S) + timing.seeds * (checks + timing.chains * series)
     if point.weight_format is not None:
-        rounds = timing.sets + 2
-        expected += _weight_bytes(point) / (WEIGHTS_MADE_GBPS * 1e9)
-        expected += (
-            timing.seeds
-            * rounds
-            * min(sum(point.tokens) * point.model.top_k, point.placement.num_slots)
-            * (ORACLE_EXPERT_S)
-        )
+        expected += _weight_bytes(point) / (WEIGHTS_MADE_GBPS * 1e9) + timing.seeds * _oracle_s(point, timing)
     return min(expected, timing.wall_limit_s)
+
+
+def _oracle_s(point: Point, timing: Timing) -> float:
+    """What must come out of all rounds of one seed, for the tokens that one process judges."""
+    selections = sum(point.tokens) * point.model.top_k
+    slots = point.placement.num_slots
+    if point.kind is BackendKind.EXPERTS:
+        selections, slots = selections // point.ep_size, point.experts_per_rank
+    elif point.domain is Domain.NVLINK:
+        selections //= point.ep_size
+    rounds = timing.sets + 2
+    return min(rounds * selections, slots) * ORACLE_EXPERT_S + rounds * selections * ORACLE_SELECTION_S
 
 
 def rank_bytes(point: Point, timing: Timing, workspace_bytes: int) -> int:
@@ -166,11 +178,13 @@ def rank_bytes(point: Point, timing: Timing, workspace_bytes: int) -> int:
 
 
 def _experts_us(point: Point) -> float:
-    """Of a layer: the weights of as many experts as tokens can choose, read once, by each rank that shares a GPU."""
+    """Of a layer: the weights of as many experts as tokens can choose, read once, by each rank that shares a GPU; of an
+    expert stage by the one rank that there is."""
     if point.weight_format is None:
         return 0.0
     chosen = min(1.0, sum(point.tokens) * point.model.top_k / point.placement.num_slots)
-    sharers = point.ep_size if point.domain is Domain.SHARED_GPU else 1
+    alone = point.kind is BackendKind.EXPERTS or point.domain is not Domain.SHARED_GPU
+    sharers = 1 if alone else point.ep_size
     return sharers * chosen * _weight_bytes(point) / (GPU_WEIGHT_GBPS * 1e3)
 
 

@@ -38,6 +38,9 @@ class DeviceRanks:
         shards = [shard(self.point, self.slots, rank, timed) for rank in self.ranks]
         self.backend.prepare_ranks(self.point, shards, self.group)
 
+    def expect(self, batches: Sequence[GroupBatch]) -> None:
+        """See `LocalRanks`. They share nothing."""
+
     def refill(self, set_index: int, batch: GroupBatch) -> None:
         """See `LocalRanks`."""
         self.backend.refill_ranks(set_index, [batch.batch(rank) for rank in self.ranks])

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epcross.harness.backends.base import Group
+from epcross.harness.backends.base import Batch, Group, Shard
 from epcross.harness.backends.layer import LayerBackend, expert_shape
 from epcross.harness.backends.rank_weights import check_expert
 from epcross.harness.point import Point
 from epcross.harness.terms import BackendKind, Regime, RowFormat, WeightsBy
 from epcross.harness.verification.device_ranks import current_device
-from epcross.harness.verification.local_ranks import shard
 from epcross.harness.verification.verify import Mismatch
 from epcross.harness.workload.batches import GroupBatch
 from epcross.harness.workload.placement import Slots
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 
 _KEPT = 2
 """Expectations held at a time: those of the sets of a chain, which several checks ask for."""
+
+_TOGETHER = 1 << 14
+"""Tokens whose expectations are computed at once, at most: each takes a few hundred KB meanwhile."""
 
 _SAME = 2.0**-6
 """By what share of a row's largest value two runs of one expert stage may differ: a few roundings of bf16."""
@@ -47,17 +49,31 @@ class LayerRanks:
         self._device = current_device()
         self._expected: dict[tuple[object, ...], oracle.Expected] = {}
         self._arithmetics = list(backend.arithmetics(point))
+        self._coming: list[GroupBatch] = []
         self._timed: list[GroupBatch] = []
         self._in_place: tuple[int, list[Tensor]] | None = None
 
     def prepare(self, timed: Sequence[GroupBatch]) -> None:
         """See `LocalRanks`."""
-        shards = [shard(self.point, self.slots, rank, timed) for rank in self.ranks]
+        given, tokens, slot_rank = [self.given(batch) for batch in timed], self.point.tokens, self.slots.slot_rank
+        shards = [
+            Shard(rank=rank, tokens=tokens, slot_rank=slot_rank, batches=own)
+            for rank, own in zip(self.ranks, zip(*given, strict=True), strict=True)
+        ]
         self.backend.prepare_ranks(self.point, shards, self.group)
+
+    def given(self, batch: GroupBatch) -> list[Batch]:
+        """The inputs of this process's ranks."""
+        return [batch.batch(rank) for rank in self.ranks]
+
+    def expect(self, batches: Sequence[GroupBatch]) -> None:
+        """See `LocalRanks`. Bringing an expert's weights to float64 takes longer than its few tokens, so what must come
+        out of all batches is computed when that of the first is asked for."""
+        self._coming = list(batches)
 
     def refill(self, set_index: int, batch: GroupBatch) -> None:
         """See `LocalRanks`."""
-        self.backend.refill_ranks(set_index, [batch.batch(rank) for rank in self.ranks])
+        self.backend.refill_ranks(set_index, self.given(batch))
 
     def check_received(self, set_index: int, batch: GroupBatch) -> Mismatch | None:
         """See `LocalRanks`. A layer's rows are its own; what experts make of them is what its own make. In the exact
@@ -169,27 +185,58 @@ class LayerRanks:
         return None
 
     def _of(self, rank: int, batch: GroupBatch, arithmetic: Arithmetic) -> oracle.Expected:
-        key = (rank, batch.seed, batch.set_index, batch.payload, arithmetic)
-        if key not in self._expected:
-            if len(self._expected) >= max(_KEPT, len(self._timed)) * len(self.ranks):
-                self._expected.pop(next(iter(self._expected)))
-            self._expected[key] = self.expected(rank, batch, arithmetic)
-        return self._expected[key]
+        wanted = _key(rank, batch, arithmetic)
+        if wanted not in self._expected:
+            together = self._together(rank, batch, arithmetic)
+            most = max(_KEPT, len(self._timed), len(together)) * len(self.ranks)
+            for other, made in zip(together, self.expected(rank, together, arithmetic), strict=True):
+                while len(self._expected) >= most:
+                    self._expected.pop(next(iter(self._expected)))
+                self._expected[_key(rank, other, arithmetic)] = made
+        return self._expected[wanted]
 
-    def expected(self, rank: int, batch: GroupBatch, arithmetic: Arithmetic) -> oracle.Expected:
-        """What must come out for the tokens of one rank."""
+    def _together(self, rank: int, batch: GroupBatch, arithmetic: Arithmetic) -> list[GroupBatch]:
+        """The batch, and those to come with it that are not known yet, as many as may be computed at once."""
+        found = [batch]
+        if any(each is batch for each in self._coming):
+            others = [each for each in self._coming if each is not batch]
+            unknown = [each for each in others if _key(rank, each, arithmetic) not in self._expected]
+            found += unknown[: max(0, _TOGETHER // max(1, self.tokens_of(rank)) - 1)]
+        return found
+
+    def expected(self, rank: int, batches: Sequence[GroupBatch], arithmetic: Arithmetic) -> "list[oracle.Expected]":
+        """What must come out for the tokens of one rank, of each batch."""
+        import torch
+
         point = self.point
-        return oracle.expected(
-            self.values(batch, np.full(point.tokens[rank], rank), np.arange(point.tokens[rank])),
-            self.put(batch.ids[rank]),
-            self.put(batch.weights[rank]),
+        given = [self.operands(rank, batch) for batch in batches]
+        values, ids, weights = (torch.cat(each) for each in zip(*given, strict=True))
+        together = oracle.expected(
+            values,
+            ids,
+            weights,
             expert=self.experts(),
-            slots=range(point.placement.num_slots),
+            slots=self.slots_of(rank),
             row_format=RowFormat.BF16 if point.dispatch_format is RowFormat.BF16 else RowFormat.FP8,  # what is added
             arithmetic=arithmetic,
             # one bf16 partial for each rank, unless the library's combine weights and adds selections one by one
             slots_per_rank=point.experts_per_rank if self.backend.weights_by is WeightsBy.EXPERTS else 0,
         )
+        return together.parts([len(each) for each, _, _ in given])
+
+    def operands(self, rank: int, batch: GroupBatch) -> "tuple[Tensor, Tensor, Tensor]":
+        """Rows as quantised (float64), slots and weights of the tokens whose outputs a rank has."""
+        count = self.point.tokens[rank]
+        values = self.values(batch, np.full(count, rank), np.arange(count))
+        return values, self.put(batch.ids[rank]), self.put(batch.weights[rank])
+
+    def slots_of(self, rank: int) -> range:
+        """The experts whose outputs are in those of a rank."""
+        return range(self.point.placement.num_slots)
+
+    def tokens_of(self, rank: int) -> int:
+        """How many `operands` are at most."""
+        return self.point.tokens[rank]
 
     def values(self, batch: GroupBatch, source: np.ndarray, token: np.ndarray) -> "Tensor":
         """float64 [n, hidden]: hidden states of these tokens as they are once quantised for dispatch."""
@@ -217,6 +264,10 @@ class LayerRanks:
         import torch
 
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _key(rank: int, batch: GroupBatch, arithmetic: Arithmetic) -> tuple[object, ...]:
+    return rank, batch.seed, batch.set_index, batch.payload, arithmetic
 
 
 def mxfp8_values(hidden: "Tensor") -> "Tensor":

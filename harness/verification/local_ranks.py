@@ -25,6 +25,10 @@ class LocalRanks(Protocol):
         """Have the backend prepare itself with these sets. Collective."""
         ...
 
+    def expect(self, batches: Sequence[GroupBatch]) -> None:
+        """These are the next whose outputs will be looked at: what checks of them share may be computed once."""
+        ...
+
     def refill(self, set_index: int, batch: GroupBatch) -> None:
         """Replace the inputs of one set."""
         ...
@@ -83,6 +87,9 @@ class HostRank:
     def prepare(self, timed: Sequence[GroupBatch]) -> None:
         """See `LocalRanks`."""
         self.backend.prepare(self.point, shard(self.point, self.slots, self.group.rank, timed), self.group)
+
+    def expect(self, batches: Sequence[GroupBatch]) -> None:
+        """See `LocalRanks`. They share nothing."""
 
     def refill(self, set_index: int, batch: GroupBatch) -> None:
         """See `LocalRanks`."""

@@ -54,6 +54,24 @@ class Moves:
         mean, variance, largest = torch.zeros(shape, dtype=torch.float64, device=values.device)
         return cls(mean=mean, variance=variance, largest=largest, token=[], own=[], slots=[])
 
+    def part(self, first: int, last: int) -> "Moves":
+        """Of the tokens from `first` up to `last`, as if there had been no others."""
+        found = Moves(
+            mean=self.mean[first:last],
+            variance=self.variance[first:last],
+            largest=self.largest[first:last],
+            token=[],
+            own=[],
+            slots=[],
+        )
+        for slot, token, own in zip(self.slots, self.token, self.own, strict=True):
+            here = (token >= first) & (token < last)
+            if bool(here.any()):
+                found.slots.append(slot)
+                found.token.append(token[here] - first)
+                found.own.append(own[here])
+        return found
+
     def add(
         self, slot: int, token: "torch.Tensor", made: Intermediate, down_squares: "torch.Tensor",
         weight_squares: "torch.Tensor", usual: float,

@@ -22,7 +22,8 @@ well, and may be little more than what is expected of right ones (`expert_sums.p
 and faults above them.
 """
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,14 @@ class Expected:
     slack: "torch.Tensor"  # float64 [n, hidden]: squares of differences that re-quantisation may make either way
     moves: Moves  # what those are expected to be, and whose
 
+    def parts(self, counts: Sequence[int]) -> "list[Expected]":
+        """Of the first `counts[0]` tokens, of the `counts[1]` after them, and so on, each as if it had been alone."""
+        ends = list(itertools.accumulate(counts, initial=0))
+        return [
+            Expected(value=self.value[a:b], plain=self.plain[a:b], slack=self.slack[a:b], moves=self.moves.part(a, b))
+            for a, b in itertools.pairwise(ends)
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
@@ -80,7 +89,7 @@ class Judgement:
     @property
     def worst(self) -> float:
         """The largest error of a token or an expert, as a multiple of what is allowed."""
-        return max(0.0, *self.times_allowed.tolist(), *self.experts.times_allowed.tolist())
+        return max([0.0, *self.times_allowed.tolist(), *self.experts.times_allowed.tolist()])
 
     def sentence(self) -> str:
         """How many are wrong and the worst, by the rule that is broken; by both if none is."""

@@ -166,3 +166,31 @@ def test_several_ranks_partials_are_rounded_as_they_travel() -> None:
     assert torch.equal(together.value, apart.value)
     errors = [(each.plain.double() - each.value).norm() for each in (together, apart)]
     assert errors[0] < errors[1] < 3 * errors[0]
+
+
+@pytest.mark.parametrize("formats", [(RowFormat.BF16, WeightFormat.BF16), (RowFormat.FP8, WeightFormat.FP8)])
+def test_tokens_that_are_computed_together_are_judged_as_if_each_part_had_been_alone(formats) -> None:
+    """Also where a part is empty, or has no token of an expert."""
+    shape, copy, landed = world("middle", *formats)
+    one = landed.sets[0]
+    values = oracle.row_values(shape.row_format, one.rows, one.scales)
+    given = {
+        "expert": oracle.stored_experts(shape, copy),
+        "slots": range(shape.first_slot, shape.last_slot + 1),
+        "row_format": shape.row_format,
+        "arithmetic": Arithmetic(intermediate=shape.row_format),
+    }
+    cuts = [1, 0, len(values) // 2, len(values) - 1 - len(values) // 2]
+    parts = oracle.expected(values, one.ids, one.weights, **given).parts(cuts)
+    first = 0
+    for count, part in zip(cuts, parts, strict=True):
+        mine = slice(first, first := first + count)
+        alone = oracle.expected(values[mine], one.ids[mine], one.weights[mine], **given)
+        for own, wanted in ((part, alone), (part.moves, alone.moves)):
+            for name in ("value", "slack", "mean", "variance", "largest"):
+                if hasattr(own, name):
+                    torch.testing.assert_close(getattr(own, name), getattr(wanted, name), rtol=1e-9, atol=0)
+        assert part.moves.slots == alone.moves.slots
+        assert all(torch.equal(a, b) for a, b in zip(part.moves.token, alone.moves.token, strict=True))
+        out = alone.value.to(torch.bfloat16)
+        assert oracle.judge(out, part).worst == pytest.approx(oracle.judge(out, alone).worst, rel=1e-3)

@@ -20,6 +20,7 @@ from epcross.harness.point import Routing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import check_record
 from epcross.harness.terms import BackendKind, Regime, RoutingKind, RowFormat
+from epcross.harness.verification import layer_ranks
 from epcross.kernels.experts import oracle, weights
 from epcross.kernels.experts.deepgemm import DeepGemm
 from epcross.kernels.experts.formats import Arithmetic, WeightFormat
@@ -80,6 +81,39 @@ def test_rows_say_what_the_experts_had_to_do():
     assert record.tokens_per_expert_mean == pytest.approx(15 * 3 / 8)
     assert (record.tokens_per_expert_min or 0) >= 1
     assert (record.tokens_per_expert_max or 0) > 15 * 3 / 8
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_an_experts_weights_are_brought_to_float64_once_a_seed(seeds, monkeypatch):
+    """Of 256 experts that takes as long as all else that is judged; rounds of a seed share it."""
+    asked: list[int] = []
+    usual = layer_ranks.check_expert
+
+    def counted(point, slot, device):
+        asked.append(slot)
+        return usual(point, slot, device)
+
+    monkeypatch.setattr(layer_ranks, "check_expert", counted)
+    records = measure(layer(), timing=replace(FEW, seeds=seeds), tokens=(9, 9)).records
+    assert {(r.status, r.verified_rounds) for r in records if r.phase == "layer"} == {("ok", seeds * (2 + FEW.sets))}
+    ranks, slots = 2, 4
+    assert len(asked) == seeds * ranks * len(set(asked))
+    assert len(set(asked)) >= slots
+
+
+def test_many_tokens_are_not_all_computed_at_once(monkeypatch):
+    """Memory of the oracle has a bound."""
+    at_once: list[int] = []
+    usual = oracle.expected
+
+    def seen(values, *given, **named):
+        at_once.append(len(values))
+        return usual(values, *given, **named)
+
+    monkeypatch.setattr(oracle, "expected", seen)
+    monkeypatch.setattr(layer_ranks, "_TOGETHER", 20)
+    assert {r.status for r in measure(layer(), tokens=(9, 9)).records if r.phase == "layer"} == {"ok"}
+    assert max(at_once) == 18
 
 
 def test_torchs_grouped_product_is_a_layer_too():
@@ -274,6 +308,26 @@ def test_an_expert_stage_by_itself(layout, formats):
     records = measure(made, kind=BackendKind.EXPERTS, **formats).records
     assert {(r.phase, r.status, r.reason, r.boundary) for r in records} == {("experts", "ok", None, "experts")}
     assert all(0 < (r.error_ratio or 0) <= 2 for r in records)
+
+
+def test_a_slice_is_given_the_rows_that_come_to_it_alone():
+    """Making those of all ranks is what a unit of 64 ranks took longest for."""
+    given: list[tuple[int, int]] = []
+
+    class Seen(OnCpu):
+        def refill_ranks(self, set_index, batches):
+            first = self.rank * self._point.experts_per_rank
+            for batch in batches:
+                here = ((batch.ids >= first) & (batch.ids < first + self._point.experts_per_rank)).any(axis=1)
+                given.append((int(batch.rows[here].any(axis=1).sum()), int(batch.rows[~here].any(axis=1).sum())))
+            super().refill_ranks(set_index, batches)
+
+    made = Seen({"rank": 1, "layout": "rank_major"})
+    made.use_compute(PlainExperts)
+    assert {r.status for r in measure(made, kind=BackendKind.EXPERTS, tokens=(8, 8, 8, 8), top_k=1).records} == {"ok"}
+    came, others = map(sum, zip(*given, strict=True))
+    assert came > 0
+    assert others == 0
 
 
 def test_rows_of_an_expert_stage_count_the_slice_that_was_measured():

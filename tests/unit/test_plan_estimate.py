@@ -68,3 +68,24 @@ def test_free_bytes():
 def test_a_floor_job_needs_no_rows():
     needs = estimate.needs(plan_of("sweep=floor"), cores=2)
     assert [(need.ep_size, need.rows, need.shm_bytes) for need in needs] == [(2, 0, 0), (4, 0, 0)]
+
+
+def test_an_expert_stage_by_itself_is_one_ranks_work_whatever_the_ep_size():
+    """Not that of all ranks: what a machine is lent for minutes is chosen by these numbers."""
+    words = ("sweep=experts_h200", "compute=gather_gemm", "dispatch_format=fp8", "tokens_per_rank=128")
+    points = {p.ep_size: p for p in plan_of(*words).points if "rank_major" in str(p.options)}
+    timing = plan_of(*words).timing
+    took = {ep_size: estimate.unit_s(point, timing, 16) for ep_size, point in points.items()}
+    assert took[8] > took[16] > took[64] > estimate.GPU_PREPARE_S  # fewer experts each
+    assert took[8] < 4
+
+
+def test_what_an_oracle_costs_grows_with_experts_and_tokens():
+    words = ("sweep=layer_h200x2", "backend=layer_onesided", "compute=gather_gemm", "dispatch_format=fp8")
+    timing = plan_of(*words).timing
+    took = {
+        (p.model.num_experts, p.tokens_per_rank): estimate.unit_s(p, timing, 32)
+        for p in plan_of(*words, "regime=steady", "tokens_per_rank=32,128,2048").points
+    }
+    assert took[64, 32] < took[64, 2048]
+    assert took[64, 128] < took[256, 128]
