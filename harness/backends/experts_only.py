@@ -110,9 +110,8 @@ class ExpertsOnly(LayerBackend):
         for source, batch in enumerate(batches):
             begin = source * self._capacity(point)
             at = slice(begin, begin + len(batch.ids))
-            here = ((batch.ids >= first) & (batch.ids < first + point.experts_per_rank)).any(axis=1)
-            ids[at] = np.where(here[:, None], batch.ids, -1)
-            weights[at] = np.where(here[:, None], batch.weights, 0)
+            here = ((batch.ids >= first) & (batch.ids < first + point.experts_per_rank)).any(axis=1, keepdims=True)
+            ids[at], weights[at] = np.where(here, batch.ids, -1), np.where(here, batch.weights, 0)
             token = np.flatnonzero(here)
             rows = torch.from_numpy(np.ascontiguousarray(batch.rows[token, :width]))
             hidden.view(torch.uint8)[torch.from_numpy(begin + token).to(self._device)] = rows.to(self._device)

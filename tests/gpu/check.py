@@ -26,13 +26,15 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
     experts     bits of fp8 sums, tests/gpu/test_experts.py, tests/benchmark/gpu_experts.py with EXPERT_WORDS: 6 minutes
-    experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise
+    experts_warm  what experts_sweep compiles, many at a time: tests/gpu/warm.py   about 2 minutes
+    experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise   about 6 minutes
     layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
     layer_smoke sweeps/layer_smoke.yaml          every layer once, two GPUs                   about 8 minutes
-    layer       sweeps/layer_h200x2.yaml         two GPUs, fp8, 32 experts a rank; LAYER_WORDS may say otherwise
+    layer_warm  what layer compiles, many at a time                             about 2 minutes
+    layer       sweeps/layer_h200x2.yaml         two GPUs, LAYER_WORDS may say otherwise       about 15 minutes: resume
     ep          sweeps/nvlink_ep8.yaml           a GPU for each of --ep ranks: the exchanges, a launch at a time
     ep_soak     sweeps/soak_nvlink.yaml          a soak of them
-    resume      goes on with the runs of baselines that lie in FOLDER/runs, as on a machine lent anew
+    resume      goes on with the runs of baselines, layers and experts in FOLDER/runs, as on a machine lent anew
 
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
 that `make env-NAME` built. Without --steps: facts, tests, smoke, check.
@@ -45,6 +47,7 @@ what each step printed is in FOLDER/STEP.log.
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
@@ -56,8 +59,10 @@ from peers import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/gpu/config"
-LAYER_WORDS = "model.num_experts=64 dispatch_format=fp8 tokens_per_rank=1,8,32,128,512,2048 timing.launches=1"
+SCRATCH = Path(tempfile.gettempdir()) / f"epcross-peers-{os.getuid()}"
+"""The same for each call on a machine: libraries look for what they compiled by where they lie."""
 EXPERT_WORDS = "--limit-s 200"
+LAST_WORDS_S = 20.0
 PEERS = (
     *(
         "flashinfer_one_sided",
@@ -81,6 +86,7 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         return [*epcross, "run", f"sweep={name}", *words, runs]
 
     variants = [*python, "tests/benchmark/gpu_variants.py"]
+    expert_words, layer_words = (shlex.split(os.environ.get(f"{name}_WORDS", "")) for name in ("EXPERT_SWEEP", "LAYER"))
 
     def smoke(device: str) -> list[list[str]]:
         names = ("onesided_fence", "onesided_sentinel")
@@ -140,7 +146,8 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
                 *shlex.split(os.environ.get("EXPERT_WORDS", EXPERT_WORDS)),
             ],
         ],
-        "experts_sweep": [sweep("experts_h200", *shlex.split(os.environ.get("EXPERT_SWEEP_WORDS", "")))],
+        "experts_warm": [[*python, "tests/gpu/warm.py", "sweep=experts_h200", *expert_words]],
+        "experts_sweep": [sweep("experts_h200", *expert_words)],
         "layer_one": [
             sweep("layer_one_gpu"),
             *(
@@ -149,21 +156,22 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
             ),
         ],
         "layer_smoke": [[*epcross, "backends"], sweep("layer_smoke", "timing.wall_limit_s=150")],
+        "layer_warm": [[*python, "tests/gpu/warm.py", "sweep=layer_h200x2", *layer_words]],
         "layer": [
-            sweep("layer_h200x2", *shlex.split(os.environ.get("LAYER_WORDS", LAYER_WORDS))),
+            sweep("layer_h200x2", *layer_words),
         ],
         "ep": [sweep("nvlink_ep8", f"ep_size={ep_size}", "timing.wall_limit_s=120")],
         "ep_soak": [sweep("soak_nvlink", f"ep_size={ep_size}")],
         "resume": [
-            [*epcross, "run", "--resume", str(run)]
-            for run in sorted((out / "runs").glob("*-*_*"))
-            if _is_of_baselines(run)
+            [*epcross, "run", "--resume", str(run)] for run in sorted((out / "runs").glob("*-*_*")) if _is_long(run)
         ],
     }
 
 
-def _is_of_baselines(run: Path) -> bool:
-    return any(f"-{name}-" in run.name for name in ("baselines_nvlink", "baselines_mps", "nvlink_ep8"))
+def _is_long(run: Path) -> bool:
+    """Whether it is of a sweep that may take more than one call."""
+    names = ("baselines_nvlink", "baselines_mps", "nvlink_ep8", "layer_h200x2", "experts_h200")
+    return any(f"-{name}-" in run.name for name in names)
 
 
 def run(step: str, command: list[str], log: Path, limit_s: float) -> int:
@@ -175,12 +183,7 @@ def run(step: str, command: list[str], log: Path, limit_s: float) -> int:
     sys.stdout.flush()
     with log.open("ab") as file:
         try:
-            ended = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=limit_s, check=False
-            )
-            code = ended.returncode
-        except subprocess.TimeoutExpired:
-            code = 124
+            code = _ended(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file), limit_s)
         except OSError as error:
             file.write(f"{error}\n".encode())
             code = 127
@@ -188,6 +191,20 @@ def run(step: str, command: list[str], log: Path, limit_s: float) -> int:
     sys.stdout.write("\n".join(lines[-60:]) + f"\n== {step}: exit {code} after {time.monotonic() - begin:.0f} s\n")
     sys.stdout.flush()
     return code
+
+
+def _ended(process: "subprocess.Popen[bytes]", limit_s: float) -> int:
+    """How it ended; asked to end when its time is over, as a run then keeps what it has, and killed if it does not."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return 124
 
 
 def pack(out: Path) -> None:
@@ -203,13 +220,12 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=540.0, help="of each command")
     parser.add_argument("--ep", type=int, default=8, help="ranks of the steps ep and ep_soak, a GPU for each")
     parser.add_argument("--peers", type=Path, help="a folder with vendors' libraries")
+    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where they are unpacked, and compile to")
     given = parser.parse_args()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if given.peers:
-        os.environ.update(
-            prepare(given.peers, Path(tempfile.mkdtemp(prefix="epcross-peers-")), ROOT / ".venv" / "envs")
-        )
+        os.environ.update(prepare(given.peers, given.scratch, ROOT / ".venv" / "envs"))
     known = commands(out, given.ep)
     steps = given.steps.split(",")
     if unknown := [step for step in steps if step not in known]:

@@ -29,21 +29,7 @@ SHARED_HOST = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1", "TORCH_SYMM
 
 def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     """Unpack what is in `folder` to `scratch`, make commands in `envs`; returns what the harness itself needs set."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    for archive in sorted(folder.glob("*.tar.xz")):
-        with tarfile.open(archive) as opened:
-            opened.extractall(scratch, filter="fully_trusted")
-    for wheel in sorted(folder.glob("tokenspeed_deepep-1.2.1*.whl")):
-        with zipfile.ZipFile(wheel) as opened:
-            opened.extractall(scratch / "deepep_v1")
-    for pattern, place in (
-        ("tokenspeed_deepgemm-*", "gemm"),
-        ("sgl_deep_gemm-*", "mega"),
-        ("apache_tvm_ffi-*", "mega"),
-    ):
-        for wheel in sorted(folder.glob(f"{pattern}.whl")):
-            with zipfile.ZipFile(wheel) as opened:
-                opened.extractall(scratch / place)
+    _unpack(folder, scratch)
     gemm = [scratch / "gemm"] if (scratch / "gemm").is_dir() else []
     site = Path(sysconfig.get_paths()["purelib"])
     common = {**SHARED_HOST, **_compiler(scratch, site)}
@@ -74,6 +60,28 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     if found := [*flashinfer, *gemm]:
         own |= {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, found), os.environ.get("PYTHONPATH")]))}
     return own
+
+
+def _unpack(folder: Path, scratch: Path) -> None:
+    """Once: what is there already stays, with all that was compiled from it."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    marker = scratch / "unpacked"
+    given = "".join(f"{path.resolve()} {path.stat().st_size}\n" for path in sorted(folder.iterdir()))
+    if marker.exists() and marker.read_text() == given:
+        return
+    for archive in sorted(folder.glob("*.tar.xz")):
+        with tarfile.open(archive) as opened:
+            opened.extractall(scratch, filter="fully_trusted")
+    for pattern, place in (
+        ("tokenspeed_deepep-1.2.1*", "deepep_v1"),
+        ("tokenspeed_deepgemm-*", "gemm"),
+        ("sgl_deep_gemm-*", "mega"),
+        ("apache_tvm_ffi-*", "mega"),
+    ):
+        for wheel in sorted(folder.glob(f"{pattern}.whl")):
+            with zipfile.ZipFile(wheel) as opened:
+                opened.extractall(scratch / place)
+    marker.write_text(given)
 
 
 def _command(env: Path, variables: Mapping[str, str], imports: list[Path]) -> None:

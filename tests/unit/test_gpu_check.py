@@ -35,7 +35,34 @@ def test_resume_takes_up_evidence_and_no_smoke(check, tmp_path):
         "20261130-010203-baselines_nvlink-aa",
         "20261130-010203-baselines_smoke-bb",
         "20261130-1-nvlink_ep8-c",
+        "20261130-1-layer_h200x2-d",
+        "20261130-1-layer_smoke-e",
     ):
         (tmp_path / "runs" / name).mkdir(parents=True)
     resumed = [command[-1].split("/")[-1] for command in check.commands(tmp_path)["resume"]]
-    assert resumed == ["20261130-010203-baselines_nvlink-aa", "20261130-1-nvlink_ep8-c"]
+    assert resumed == [
+        "20261130-010203-baselines_nvlink-aa",
+        "20261130-1-layer_h200x2-d",
+        "20261130-1-nvlink_ep8-c",
+    ]
+
+
+def test_a_command_is_asked_to_end_before_it_is_killed(check, tmp_path, monkeypatch):
+    """A run that is asked keeps what it has, and says how to go on; one that does not listen is killed all the same."""
+    listens = "import signal, sys, time\ntry:\n time.sleep(60)\nexcept KeyboardInterrupt:\n print('kept'); sys.exit(0)"
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    monkeypatch.setattr(check, "LAST_WORDS_S", 1.0)
+    for code, said in ((listens, "kept"), (deaf, "deaf")):
+        log = tmp_path / said
+        assert check.run("step", [sys.executable, "-c", code], log, 2.0) == 124
+        assert said in log.read_text()
+
+
+def test_layers_are_warmed_in_the_words_of_their_sweep(check, tmp_path, monkeypatch):
+    monkeypatch.setenv("LAYER_WORDS", "model.num_experts=64 timing.launches=1")
+    steps = check.commands(tmp_path)
+    for step in ("layer_warm", "layer"):
+        (command,) = steps[step]
+        assert {"sweep=layer_h200x2", "model.num_experts=64", "timing.launches=1"} <= set(command)

@@ -90,3 +90,19 @@ def test_deepgemm_is_found_where_layers_run_and_its_fused_layers_in_an_environme
             check=True,
         )
         assert ran.stdout == f"{scratch / found / 'deep_gemm.py'}\n"
+
+
+def test_what_is_unpacked_stays_with_all_that_was_compiled_from_it(folder: Path, tmp_path: Path) -> None:
+    """A second call on a machine must find what the first one compiled, by the same paths; other archives are new."""
+    scratch, envs = tmp_path / "scratch", tmp_path / "envs"
+    peers.prepare(folder, scratch, envs)
+    compiled, library = scratch / "deepep_jit" / "kernel", scratch / "fi" / "flashinfer_here.py"
+    compiled.parent.mkdir()
+    compiled.write_text("compiled")
+    library.write_text("as it was left")
+    assert peers.prepare(folder, scratch, envs)["FLASHINFER_WORKSPACE_BASE"] == str(scratch / "flashinfer")
+    assert (compiled.read_text(), library.read_text()) == ("compiled", "as it was left")
+    pack(folder / "flashinfer-0.7.5-sm90.tar.xz", "fi/another.py")
+    peers.prepare(folder, scratch, envs)
+    assert "FOUND" in library.read_text()
+    assert (scratch / "fi" / "another.py").exists()
