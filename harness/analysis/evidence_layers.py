@@ -1,5 +1,7 @@
 """What the documents say of a committed run of layers, as Markdown: how much of each is communication."""
 
+import itertools
+
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
@@ -10,14 +12,13 @@ SHOWN = (1, 8, 128, 2048)
 
 
 def shares(run: EvidenceRun) -> str:
-    """Layer, communication and their quotient of each series, in steady state, a table for each panel."""
+    """Layer, communication and their quotient of each series, a table for each panel and each of the two ways in which
+    communication is told apart: by periods (steady), and by spans of kernels."""
     tables, series = [], run.series()
-    for panel in run.panels():
-        layers, parts = (
-            run.times_us(Regime.STEADY, panel, phases=(phase,)) for phase in (Phase.LAYER, Phase.LAYER_COMM)
-        )
+    for panel, regime in itertools.product(run.panels(), (Regime.STEADY, Regime.SPANS)):
+        layers, parts = (run.times_us(regime, panel, phases=(phase,)) for phase in (Phase.LAYER, Phase.LAYER_COMM))
         lines = [
-            f"| {run.words(panel)}, steady | tokens per rank | layer (us) | of it communication (us) | share |",
+            f"| {run.words(panel)}, {regime} | tokens per rank | layer (us) | of it communication (us) | share |",
             "| :--- | ---: | ---: | ---: | ---: |",
         ]
         for name, (label, _) in series.items():

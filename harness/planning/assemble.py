@@ -137,8 +137,9 @@ class Assembler:
 
     def _model(self, values: Mapping[str, Any]) -> Model:
         model: Model = self._library.get("model", values["model"])
-        changes = self._changes("model", values)
-        if not changes:
+        asked = self._changes("model", values)
+        changes = {field: value for field, value in asked.items() if value != getattr(model, field)}
+        if not changes:  # also where a sweep says what the model has anyway: a claim about it must find its rows
             return model
         # a changed shape is another model, and figures must say so
         name = ",".join([model.name, *(f"{field}={value}" for field, value in sorted(changes.items()))])

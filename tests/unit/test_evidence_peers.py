@@ -176,6 +176,11 @@ def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
     assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
     assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
     assert "| 64 |" not in text
+    spans = [replace(row, regime=Regime.SPANS, latency_us=(row.latency_us or 0) / 2) for row in (*layers, *parts)]
+    both = shares(replace(run, rows=(*layers, *parts, *spans)))
+    assert both.startswith(text)
+    assert "| EP 2, spans | tokens per rank | layer (us) | of it communication (us) | share |" in both
+    assert "| Sentinel | 8 | 1005 | 251 | 0.25 |" in both
 
 
 def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) -> None:

@@ -119,3 +119,13 @@ def test_what_a_stage_cannot_do_is_a_row_and_not_an_error():
     (item,) = plan.impossible
     assert item.status == "unsupported"
     assert "serves bf16 rows and weights only" in item.reason
+
+
+def test_a_sweep_that_says_what_the_model_has_anyway_names_no_other_model():
+    """A claim about a model looks for rows of that name, and found none in a sweep of two numbers of experts."""
+    words = ("backend=layer_onesided", "dispatch_format=fp8")
+    names = {p.model.num_experts: p.model.name for p in plan_of(*LAYERS, *words, "model.num_experts=256,64").points}
+    assert names == {256: "deepseek_v3", 64: "deepseek_v3,num_experts=64"}
+    (plain,) = plan_of(*LAYERS, *words).points
+    (told,) = plan_of(*LAYERS, *words, "model.num_experts=256").points
+    assert plain.point_id == told.point_id
