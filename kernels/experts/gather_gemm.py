@@ -19,7 +19,8 @@ _PAIRS = {(RowFormat.BF16, WeightFormat.BF16), (RowFormat.FP8, WeightFormat.FP8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """How the work is cut. `per_sm` programs of a kernel share a multiprocessor."""
+    """How the work is cut. `per_sm` programs of a kernel share a multiprocessor, if its shared memory and its 65536
+    registers suffice; else some of them wait for others to end."""
 
     block_t: int  # pairs of a tile, in both products
     block_n: int = 128  # GEMM1: columns of the intermediate, each of gate and up
@@ -32,13 +33,15 @@ class Tiles:
     down_per_sm: int = 2
     prefetch: int = 0  # bytes of each row of GEMM2's first weights that a program fetches while GEMM1 ends
     balance: int = 0  # 1: GEMM1's sums are shared so that the last turn of the programs is full, not by powers of two
+    regs: int = 0  # registers that a thread of GEMM1 may take; 0: as many as the compiler likes
+    down_regs: int = 0  # likewise of GEMM2
 
 
-_BLOCKS, _WARPS, _COUNTS = (16, 32, 64, 128), (4, 8), tuple(range(1, 17))
+_BLOCKS, _WARPS, _COUNTS, _REGISTERS = (16, 32, 64, 128), (4, 8), tuple(range(1, 17)), (64, 80, 96, 128, 168)
 ALLOWED: dict[str, tuple[int, ...]] = {
     "block_t": _BLOCKS, "block_n": _BLOCKS, "stages": _COUNTS, "warps": _WARPS, "per_sm": _COUNTS,
     "down_block_n": _BLOCKS, "down_stages": _COUNTS, "down_warps": _WARPS, "down_per_sm": _COUNTS,
-    "prefetch": (128, 256, 512, 1024, 2048), "balance": (1,),
+    "prefetch": (128, 256, 512, 1024, 2048), "balance": (1,), "regs": _REGISTERS, "down_regs": _REGISTERS,
 }  # fmt: skip
 """What each field of `Tiles` may be, beside 0, its default: tiles divide 128, and warps in fours make a product."""
 
@@ -64,7 +67,7 @@ class GatherGemm(ExpertCompute):
     def __init__(
         self, block_t: int = 0, block_n: int = 0, stages: int = 0, warps: int = 0, per_sm: int = 0,
         down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
-        prefetch: int = 0, balance: int = 0,
+        prefetch: int = 0, balance: int = 0, regs: int = 0, down_regs: int = 0,
     ) -> None:  # fmt: skip
         """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
         given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
@@ -171,14 +174,14 @@ class GatherGemm(ExpertCompute):
             epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
             self._h, self._h_scale, self._gate_up_part, self._arrivals,
             POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, num_warps=tiles.warps,
-            num_stages=tiles.stages, **product,
+            num_stages=tiles.stages, **_at_most(tiles.regs), **product,
         )  # fmt: skip
         on(down_kernel, self._sms * tiles.down_per_sm)(
             w2, w2_bytes, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
             first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
             index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
             PREFETCH=tiles.prefetch, BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps,
-            num_stages=tiles.down_stages, **product,
+            num_stages=tiles.down_stages, **_at_most(tiles.down_regs), **product,
         )  # fmt: skip
         on(finish_kernel, self._sms * 4)(
             index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,
@@ -213,3 +216,8 @@ class GatherGemm(ExpertCompute):
         """Lets go of workspaces and weights."""
         self._copies = []
         del self._index, self._h_desc, self._h, self._h_scale, self._gate_up_part, self._arrivals, self._down_part
+
+
+def _at_most(registers: int) -> dict[str, int]:
+    """The launch option that bounds a thread's registers."""
+    return {"maxnreg": registers} if registers else {}

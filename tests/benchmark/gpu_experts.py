@@ -50,23 +50,26 @@ Tiles = dict[str, int]
 
 
 def choices(block_t: int, fp8: bool) -> Iterator[Tiles]:
-    """Those of a first sweep on an H200 that were ever within 2 % of the best, and switches it did not have."""
+    """Those of a first sweep on an H200 that were ever within 2 % of the best, and switches it did not have: registers
+    few enough that programs which are to share a multiprocessor do (a test holds all of these to that)."""
     few = block_t < 64
     if fp8 and few:
         yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 6}
         yield {"block_t": block_t, "warps": 8, "per_sm": 1, "stages": 4}
-        yield {"block_t": block_t, "warps": 8, "per_sm": 2, "stages": 3}
-        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 4, "down_stages": 3}
-        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 5}
+        yield {"block_t": block_t, "warps": 8, "per_sm": 2, "stages": 3, "regs": 128}
+        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 4, "down_stages": 2, "down_regs": 128}
+        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 5, "down_regs": 128}
     elif few:
         yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 5}
+        yield {"block_t": block_t, "warps": 8, "per_sm": 2, "stages": 3, "regs": 128}
     else:
         yield {"block_t": block_t, "warps": 8, "per_sm": 1, "stages": 5 if fp8 else 3}
-        yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 5 if fp8 else 3}
-        yield {"block_t": block_t, "warps": 4, "per_sm": 2, "stages": 2}
-        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 4}
+        if not fp8:  # which would spill
+            yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 3}
+        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 4, "down_regs": 128}
+        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 3, "down_regs": 128}
         yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 2, "down_stages": 4}
-        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 3, "down_stages": 3}
+        yield {"block_t": block_t, "down_block_n": 64, "down_warps": 4, "down_per_sm": 3, "down_stages": 4}
         yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 1, "down_stages": 7}
     yield {"block_t": block_t, "prefetch": 1024}
     if few:

@@ -123,7 +123,16 @@ def test_expert_major(formats: str, name: str, tokens: int) -> None:
     in_a_graph(compute, shape, ExpertMajorLanding(shape, SOURCES, "cuda"), tokens)
 
 
-@pytest.mark.parametrize("tiles", [{"block_t": 16, "prefetch": 1024, "balance": 1}, {"block_t": 32}, {"block_t": 64}])
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        {"block_t": 16, "prefetch": 1024, "balance": 1},
+        {"block_t": 16, "warps": 8, "per_sm": 2, "regs": 128},
+        {"block_t": 32},
+        {"block_t": 64},
+        {"block_t": 64, "down_per_sm": 2, "down_regs": 128},
+    ],
+)
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])
 def test_gather_gemm_with_any_tiles_and_two_sets(formats: str, tiles: dict[str, int]) -> None:
     shape, compute = shape_of(formats, 40), GatherGemm(**tiles)

@@ -123,7 +123,7 @@ def test_parts_of_sums_fill_the_last_turn(experts: int, balance: int, splits: in
 def test_other_tiles_give_the_same(formats: str) -> None:
     shape = shape_of(*FORMATS[formats], intermediate=256)
     narrow = {} if formats == "fp8" else {"block_n": 64}
-    compared(GatherGemm(block_t=32, down_block_n=64, **narrow), shape, rank_major(shape))
+    compared(GatherGemm(block_t=32, down_block_n=64, regs=128, down_regs=96, **narrow), shape, rank_major(shape))
 
 
 def test_scales_that_are_powers_of_two() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from epcross.kernels.experts.gather.index_kernel import index_kernel
 from epcross.kernels.experts.gather_gemm import Tiles, default_tiles
 from epcross.kernels.formats import RowFormat
 
+from tests.benchmark import gpu_experts  # isort: skip
+
 TOOLS = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
-SHARED_BYTES = 227 * 1024
+SHARED_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor
 SIZES = {"H": 7168, "I": 2048, "K": 8, "TWO_SETS": True, "PDL": True}
 POINTERS = {
     "w_ptr": "*u8",
@@ -65,12 +68,27 @@ def compiled(kernel: Any, constants: dict[str, Any], fp8: bool, capability: int,
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def stack_bytes(binary: bytes, folder: Path) -> int:
+def usage(binary: bytes, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, as the GPU gives them out, and its bytes of stack."""
     file = folder / "kernel.cubin"
     file.write_bytes(binary)
     told = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file], capture_output=True, text=True, check=True).stdout
-    (found,) = set(re.findall(r"STACK:(\d+)", told))
-    return int(found)
+    ((registers, stack),) = set(re.findall(r"REG:(\d+) STACK:(\d+)", told))
+    return -(-int(registers) // 8) * 8, int(stack)
+
+
+def made_for(kernel: Any, tiles: Tiles, fp8: bool) -> tuple[Any, int, int]:
+    """A product on Hopper, its threads and how many programs are to share a multiprocessor."""
+    gate_up = kernel is gate_up_kernel
+    block_n, stages, warps, per_sm, registers = (
+        (tiles.block_n, tiles.stages, tiles.warps, tiles.per_sm, tiles.regs)
+        if gate_up
+        else (tiles.down_block_n, tiles.down_stages, tiles.down_warps, tiles.down_per_sm, tiles.down_regs)
+    )
+    constants = {**SIZES, "FP8": fp8, "BLOCK_N": block_n, "BLOCK_T": tiles.block_t, "BLOCK_K": 128 if fp8 else 64}
+    constants |= {"POWER_OF_TWO": False} if gate_up else {"PREFETCH": 1024}
+    bound = {"maxnreg": registers} if registers else {}
+    return compiled(kernel, constants, fp8, 90, num_stages=stages, num_warps=warps, **bound), 32 * warps, per_sm
 
 
 @pytest.mark.parametrize("expected", [1, 8, 16, 100])
@@ -78,13 +96,8 @@ def stack_bytes(binary: bytes, folder: Path) -> int:
 def test_products_on_hopper(fp8: bool, expected: int, tmp_path: Path) -> None:
     tiles = tiles_at(expected, fp8)
     assert tiles.block_t >= min(expected, 64)
-    for kernel, block_n, stages, warps, per_sm in (
-        (gate_up_kernel, tiles.block_n, tiles.stages, tiles.warps, tiles.per_sm),
-        (down_kernel, tiles.down_block_n, tiles.down_stages, tiles.down_warps, tiles.down_per_sm),
-    ):
-        constants = {**SIZES, "FP8": fp8, "BLOCK_N": block_n, "BLOCK_T": tiles.block_t, "BLOCK_K": 128 if fp8 else 64}
-        constants |= {"PREFETCH": 1024} if kernel is down_kernel else {"POWER_OF_TWO": False}
-        made = compiled(kernel, constants, fp8, 90, num_stages=stages, num_warps=warps)
+    for kernel in (gate_up_kernel, down_kernel):
+        made, _, per_sm = made_for(kernel, tiles, fp8)
         program = made.asm["ptx"]
         kind = "e4m3.e4m3" if fp8 else "bf16.bf16"
         assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n\d+k\d+\.f32\.{kind}", program)
@@ -92,8 +105,29 @@ def test_products_on_hopper(fp8: bool, expected: int, tmp_path: Path) -> None:
         assert "griddepcontrol.wait" in program
         assert ("prefetch.global.L2" in program) == (kernel is down_kernel)
         assert "mma.sync.aligned.m16" not in program
-        assert stack_bytes(made.asm["cubin"], tmp_path) == 0, "registers do not suffice"
+        assert usage(made.asm["cubin"], tmp_path)[1] == 0, "registers do not suffice"
         assert made.metadata.shared * per_sm <= SHARED_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block_t", [16, 32, 64])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_programs_that_are_tried_beside_each_other_fit_a_multiprocessor(
+    fp8: bool, block_t: int, tmp_path: Path
+) -> None:
+    """A register too many, and the second one waits for the first to end: what was tried was not what was meant."""
+    usual = tiles_at({16: 8, 32: 16, 64: 100}[block_t], fp8)
+    assert usual.block_t == block_t
+    for choice in gpu_experts.choices(block_t, fp8):
+        tiles = replace(usual, **choice)
+        for kernel, prefix in ((gate_up_kernel, ""), (down_kernel, "down_")):
+            if not {f"{prefix}{name}" for name in ("warps", "per_sm", "stages", "regs")} & choice.keys():
+                continue
+            made, threads, per_sm = made_for(kernel, tiles, fp8)
+            registers, stack = usage(made.asm["cubin"], tmp_path)
+            assert made.metadata.shared * per_sm <= SHARED_BYTES, choice
+            assert registers * threads * per_sm <= REGISTERS, (choice, registers)
+            assert stack <= 96, (choice, stack)  # of what is done once a tile
 
 
 def test_products_on_blackwell() -> None:
