@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from epcross.harness.analysis.evidence_layers import shares
+from epcross.harness.analysis.evidence_layers import shares, stages
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
 from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, what
@@ -156,6 +156,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "again": again,
     "links": links,
     "shares": shares,
+    "stages": stages,
 }
 """The second part of a mark's name -> what it stands for."""
 

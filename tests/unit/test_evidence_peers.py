@@ -9,7 +9,7 @@ import pytest
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness.analysis.evidence_figure import round_trip_figure
-from epcross.harness.analysis.evidence_layers import shares
+from epcross.harness.analysis.evidence_layers import shares, stages
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
 from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
@@ -181,6 +181,21 @@ def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
     assert both.startswith(text)
     assert "| EP 2, spans | tokens per rank | layer (us) | of it communication (us) | share |" in both
     assert "| Sentinel | 8 | 1005 | 251 | 0.25 |" in both
+
+
+def test_our_expert_stage_is_set_beside_the_fastest_other_on_the_same_rows(usual: EvidenceRun) -> None:
+    assert stages(usual) == "our expert stage stands beside no other in this run"
+    compute = {"onesided_sentinel": "gather_gemm", "deepep_v2": "deepgemm", "ag_rs": "torch_grouped"}
+    rows = [
+        replace(row, backend="onesided_fence", phase=Phase.EXPERTS, compute=compute[row.backend])
+        for row in usual.rows
+        if row.status == Status.OK and row.backend in compute
+    ]
+    text = stages(replace(usual, rows=tuple(rows)))
+    assert "| tokens per rank, EP 2, steady | ours (us) | best other (us) | other / ours |" in text
+    assert "| 1 | 1010 | Fence compute=torch_grouped 2510 | 2.49 [2.45..2.52] |" in text
+    assert "| 64 | 6010 | Fence compute=deepgemm 3010 | 0.50 [0.50..0.50] |" in text
+    assert len(text.splitlines()) == 2 + 3
 
 
 def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) -> None:
