@@ -37,7 +37,7 @@ class Tiles:
     down_regs: int = 0  # likewise of GEMM2
 
 
-_BLOCKS, _WARPS, _COUNTS, _REGISTERS = (16, 32, 64, 128), (4, 8), tuple(range(1, 17)), (64, 80, 96, 128, 168)
+_BLOCKS, _WARPS, _COUNTS, _REGISTERS = (16, 32, 64, 128), (4, 8, 16), tuple(range(1, 17)), (64, 80, 96, 128, 168)
 ALLOWED: dict[str, tuple[int, ...]] = {
     "block_t": _BLOCKS, "block_n": _BLOCKS, "stages": _COUNTS, "warps": _WARPS, "per_sm": _COUNTS,
     "down_block_n": _BLOCKS, "down_stages": _COUNTS, "down_warps": _WARPS, "down_per_sm": _COUNTS,

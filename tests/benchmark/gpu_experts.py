@@ -64,6 +64,8 @@ def choices(block_t: int, fp8: bool) -> Iterator[Tiles]:
         yield {"block_t": block_t, "warps": 8, "per_sm": 2, "stages": 3, "regs": 128}
     else:
         yield {"block_t": block_t, "warps": 8, "per_sm": 1, "stages": 5 if fp8 else 3}
+        yield {"block_t": block_t, "warps": 16, "per_sm": 1, "stages": 4}
+        yield {"block_t": block_t, "warps": 16, "per_sm": 1, "stages": 5}
         if not fp8:  # which would spill
             yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 3}
         yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 4, "down_regs": 128}

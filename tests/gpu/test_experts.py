@@ -130,7 +130,7 @@ def test_expert_major(formats: str, name: str, tokens: int) -> None:
         {"block_t": 16, "warps": 8, "per_sm": 2, "regs": 128},
         {"block_t": 32},
         {"block_t": 64},
-        {"block_t": 64, "down_per_sm": 2, "down_regs": 128},
+        {"block_t": 64, "warps": 16, "down_per_sm": 2, "down_regs": 128},
     ],
 )
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])
