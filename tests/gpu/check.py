@@ -146,7 +146,7 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
                 *shlex.split(os.environ.get("EXPERT_WORDS", EXPERT_WORDS)),
             ],
         ],
-        "experts_warm": [[*python, "tests/gpu/warm.py", "sweep=experts_h200", *expert_words]],
+        "experts_warm": [[*python, "tests/gpu/warm.py", "--runs", "14", "sweep=experts_h200", *expert_words]],
         "experts_sweep": [sweep("experts_h200", *expert_words)],
         "layer_one": [
             sweep("layer_one_gpu"),

@@ -105,7 +105,7 @@ def warmed(plan: Plan, runs: int, limit_s: float) -> Iterator[str]:
 def main() -> int:
     """Read the words and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=8, help="at a time")
+    parser.add_argument("--runs", type=int, default=10, help="at a time")
     parser.add_argument("--limit-s", type=float, default=300.0)
     parser.add_argument("--part", type=Path, help="for itself")
     parser.add_argument("words", nargs="*")
