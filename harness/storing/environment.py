@@ -22,18 +22,17 @@ PACKAGES = (
     "cuda-core", "nvidia-cuda-nvrtc", "nvidia-ml-py", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 VARIABLES = (
-    "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES",
-    "GLOO_SOCKET_IFNAME", "KMP_AFFINITY",
-    "MALLOC_ARENA_MAX", "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_HCA",
-    "NCCL_MNNVL_ENABLE", "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO",
-    "NCCL_SOCKET_IFNAME",
-    "NVIDIA_VISIBLE_DEVICES", "NVSHMEM_DISABLE_NVLS", "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND",
-    "OPENBLAS_NUM_THREADS",
-    "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION",
-    "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+    "MALLOC_ARENA_MAX", "NVIDIA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
 )  # fmt: skip
-"""The only environment variables that are stored: those that steer threads, devices and transports. None is secret."""
+VARIABLES_OF = (
+    "CUDA_", "DG_", "EP_", "FLASHINFER_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "NVSHMEM_", "OMP_", "OPENBLAS_",
+    "TORCH_", "TRITON_", "TRTLLM_", "UCX_",
+)  # fmt: skip
+"""The only environment variables that are stored: these, and those of libraries, which begin so. They steer threads,
+devices, transports and generated kernels; one whose name speaks of a secret is left out."""
 
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH")
 _LIBRARIES = re.compile(r"/(lib(?:c|stdc\+\+|gomp|iomp5|openblas|nccl|nvshmem|cuda|cudart|mpi|fabric|ucp)[-.\d][^/]*)$")
 _GPU_FIELDS = (
     "index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id", "clocks.sm", "clocks.mem",
@@ -46,6 +45,14 @@ _SOFTWARE_TIMEOUT_S = 60.0  # torch may have to be read from a cold disk
 def collect(probe: Probe | None = None) -> dict[str, Any]:
     """The environment record. Takes at most the time limit of each outside command; never raises for an odd machine."""
     return _collect(probe or Probe())
+
+
+def _stored(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if name in VARIABLES or (name.startswith(VARIABLES_OF) and not _SECRET.search(name))
+    }
 
 
 def _collect(probe: Probe) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def _collect(probe: Probe) -> dict[str, Any]:
         "gpus": gpus,
         "gpu_topology": read("gpu_topology", lambda: probe.output(["nvidia-smi", "topo", "-m"], _COMMAND_TIMEOUT_S)),
         "gpu_software": read("gpu_software", lambda: _gpu_software(probe)) if gpus else None,
-        "variables": {name: probe.variables[name] for name in VARIABLES if name in probe.variables},
+        "variables": _stored(probe.variables),
         "absent": absent,
     }
 
