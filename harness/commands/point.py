@@ -42,11 +42,14 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     With --profile, workers run under the command given, such as 'perf record -o {log}'; their rows are flagged
     `profiled`, since they pay for it.
 
+    The exit code is that of `epcross run`: 0 only if the rows are as they should be, 3 if nothing was measured.
+
     \b
     Example: epcross point 3f2a --profile 'strace -f -o {log}'
     """
     from epcross.harness.analysis.beside import beside_table, differences
-    from epcross.harness.commands.run import INTERRUPTED, StopSignal
+    from epcross.harness.analysis.unmeasured import why_unmeasured
+    from epcross.harness.commands.run import StopSignal, exit_code
     from epcross.harness.planning.plan import alone
     from epcross.harness.running import session as sessions
     from epcross.harness.running.display import Display
@@ -89,10 +92,12 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     if profile:
         logs = sorted(session.run.logs.glob("*.profile*"))
         console.print(Text(f"From the profiler: {', '.join(map(str, logs))}" if logs else ""), soft_wrap=True)
+    unmeasured = why_unmeasured(now) if end.end is End.DONE else None
+    if unmeasured:
+        console.print(unmeasured, soft_wrap=True, markup=False)
     console.print(str(session.run.path), soft_wrap=True, markup=False)
-    if end.end is End.CANCELLED:
-        return INTERRUPTED
-    return 0 if end.end is End.DONE and {record.status for record in now} <= FINE else 1
+    fine = end.end is End.DONE and {record.status for record in now} <= FINE
+    return exit_code(end, fine=fine, measured=unmeasured is None)
 
 
 def _check_profile(profile: str) -> None:

@@ -35,11 +35,17 @@ def command(
     overrides: tuple[str, ...], resume: Path | None, fail_fast: bool, config_dirs: tuple[Path, ...], as_json: bool
 ) -> int:
     """Measure every point of a sweep: verify, time and verify again, on every rank. Ends with a table and the path of
-    the run; the exit code is 0 only if every row is as it should be. Ctrl-C ends all ranks and keeps what is stored.
+    the run. Ctrl-C ends all ranks and keeps what is stored.
 
     With launcher=slurm the jobs are submitted and the command returns at once; `status`, `cancel` and `report` take the
     path of the run from then on.
 
+    \b
+    Exit code: 0 every row is as it should be: ok, or unsupported or unavailable with a reason
+               1 a row is not, the run is not complete, or it was refused
+               2 wrong usage
+               3 nothing was measured: every row is unsupported or unavailable
+               130 cancelled
     \b
     Example: epcross run sweep=quickstart
     """
@@ -96,6 +102,7 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     from epcross.harness.analysis.soak_table import failure_lines, soak_table, verified_rounds
     from epcross.harness.analysis.table import run_table
+    from epcross.harness.analysis.unmeasured import why_unmeasured
     from epcross.harness.running.launch import End
     from epcross.harness.running.recorder import FINE
     from epcross.harness.storing.store import read_floor, read_units
@@ -123,26 +130,42 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     if end.end is not End.DONE:
         console.print(f"The run is not complete: {end.reason}", soft_wrap=True, markup=False)
         console.print(f"Go on with: epcross run --resume {path}", soft_wrap=True, markup=False)
+    unmeasured = why_unmeasured(rows) if end.end is End.DONE and not problems else None
+    if unmeasured:
+        console.print(unmeasured, soft_wrap=True, markup=False)
     console.print(str(path), soft_wrap=True, markup=False)
+    # a soak ends when its time is over, wherever it is; to have verified nothing is no success
+    allowed = FINE | {Status.SKIPPED} if soaked and verified_rounds(rows) else FINE
+    no_floor = any("error" in entry for entry in floor.values())
+    fine = end.end is End.DONE and not problems and not no_floor and set(statuses) <= allowed
+    code = exit_code(end, fine=fine, measured=unmeasured is None)
     if as_json:
         summary = {
             "run_id": session.run.run_id,
             "path": str(path),
             "end": end.end,
+            "exit_code": code,
             "reason": end.reason or None,
+            "unmeasured": unmeasured,
             "units": len(units),
             "planned_units": planned,
             "statuses": dict(statuses),
             "verified_rounds": verified_rounds(rows),
         }
         click.echo(json.dumps(summary))
+    return code
+
+
+def exit_code(end: "JobEnd", *, fine: bool, measured: bool) -> int:
+    """Of a run, or of a point again: by how it ended, whether all rows are as they should be, and any was measured."""
+    from epcross.harness.analysis.unmeasured import NOTHING_MEASURED
+    from epcross.harness.running.launch import End
+
     if end.end is End.CANCELLED:
         return INTERRUPTED
-    no_floor = any("error" in entry for entry in floor.values())
-    # a soak ends when its time is over, wherever it is; to have verified nothing is no success
-    allowed = FINE | {Status.SKIPPED} if soaked and verified_rounds(rows) else FINE
-    fine = end.end is End.DONE and not problems and not no_floor and set(statuses) <= allowed
-    return 0 if fine else 1
+    if not fine:
+        return 1
+    return 0 if measured else NOTHING_MEASURED
 
 
 def _floor_line(name: str, entry: dict[str, Any]) -> str:

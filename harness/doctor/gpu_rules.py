@@ -243,7 +243,7 @@ def _in_use(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
                 severity=Severity.STOPS,
                 subject="GPU lock",
                 text=f"{problem} (at {in_words(members)})",
-                next_step="a run needs it to keep others from the GPU: let /tmp be writable, delete what lies there",
+                next_step="a run needs it to keep others from the GPU: have what lies there deleted",
             )
 
 

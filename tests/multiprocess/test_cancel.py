@@ -82,7 +82,9 @@ def test_a_run_from_plan_to_table(epcross: Epcross) -> None:
     assert summary == {
         "run_id": path.name,
         "end": "done",
+        "exit_code": 0,
         "reason": None,
+        "unmeasured": None,
         "units": units,
         "planned_units": units,
         "statuses": {"ok": units},
