@@ -18,7 +18,8 @@ from epcross.harness.planning.estimate import needs
 from epcross.harness.planning.plan import SLURM, Plan, build
 from epcross.harness.reproduction.statements import REHEARSAL, Task, newest_runs, tasks_for
 from epcross.harness.reproduction.verdicts import judge_runs, table
-from epcross.harness.storing.run_directory import RunDirectory, owner_of
+from epcross.harness.storing.run_directory import RunDirectory
+from epcross.harness.storing.run_owner import owner_of
 from epcross.harness.storing.units import missing_rows, read_units
 
 REHEARSAL_LIMIT_S = 300.0

@@ -16,7 +16,8 @@ from epcross.harness.slurm import allocation
 from epcross.harness.slurm.layout import pieces
 from epcross.harness.slurm.start import Start
 from epcross.harness.slurm.task import _agree  # pyright: ignore[reportPrivateUsage]
-from epcross.harness.storing.run_directory import RunDirectory, create_run, release
+from epcross.harness.storing.run_directory import RunDirectory, create_run
+from epcross.harness.storing.run_owner import release
 
 NODES = ("n1", "n2")
 

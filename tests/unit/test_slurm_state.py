@@ -22,7 +22,8 @@ from epcross.harness.slurm.state import STUCK, JobState, SlurmSilent, ask, queue
 from epcross.harness.slurm.submit import Submitted
 from epcross.harness.slurm.task import told_to_end
 from epcross.harness.storing import environment
-from epcross.harness.storing.run_directory import RunDirectory, create_run, owner_of, release
+from epcross.harness.storing.run_directory import RunDirectory, create_run
+from epcross.harness.storing.run_owner import owner_of, release
 from epcross.harness.storing.units import read_units
 from epcross.harness.terms import Status
 
