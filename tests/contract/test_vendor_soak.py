@@ -14,7 +14,7 @@ from tests.fakes.flashinfer import install_flashinfer
 from tests.fakes.world import FakeGroup, Meeting
 
 from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
-from epcross.harness.measuring import measure
+from epcross.harness.measuring import unit_session
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.device_soak import DeviceSoak
 from epcross.harness.measuring.measure import measure_unit
@@ -85,7 +85,7 @@ def soak(kind):
 
 def test_a_library_is_soaked_on_every_rank_and_a_late_error_of_one_is_named(monkeypatch):
     install_flashinfer(monkeypatch)
-    monkeypatch.setattr(measure, "nvml_here", lambda: None)
+    monkeypatch.setattr(unit_session, "nvml_here", lambda: None)
     record = soak(FlashInferOneSided)
     assert (record.status, record.reason) == ("ok", None)
     assert record.verified_rounds == 1 + TIMING.sets + 1 + VISITS * TIMING.sets

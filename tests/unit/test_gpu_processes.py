@@ -14,7 +14,8 @@ from epcross.harness.backends.base import Description
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.device import ClockOffset
-from epcross.harness.measuring.measure import UnitSession, measure_unit
+from epcross.harness.measuring.measure import measure_unit
+from epcross.harness.measuring.unit_session import UnitSession
 from epcross.harness.point import Unit
 from epcross.harness.terms import Boundary, Domain, Phase, Regime
 

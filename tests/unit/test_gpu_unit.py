@@ -13,7 +13,8 @@ from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.gpu_processes import Listing
 from epcross.harness.measuring.gpu_state import GpuState
 from epcross.harness.measuring.gpu_watch import GpuWatch
-from epcross.harness.measuring.measure import UnitSession, measure_unit
+from epcross.harness.measuring.measure import measure_unit
+from epcross.harness.measuring.unit_session import UnitSession
 from epcross.harness.point import Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext, check_record
