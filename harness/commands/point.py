@@ -47,7 +47,7 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     """
     from epcross.harness.analysis.beside import beside_table, differences
     from epcross.harness.commands.run import INTERRUPTED, StopSignal
-    from epcross.harness.planning.plan import alone
+    from epcross.harness.planning.build import alone
     from epcross.harness.running import session as sessions
     from epcross.harness.running.display import Display
     from epcross.harness.running.find_point import describe, find_point, runs_in

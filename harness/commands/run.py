@@ -44,7 +44,8 @@ def command(
     Example: epcross run sweep=quickstart
     """
     from epcross.harness.errors import ConfigError
-    from epcross.harness.planning.plan import SLURM, build
+    from epcross.harness.planning.build import build
+    from epcross.harness.planning.plan import SLURM
 
     if resume and (overrides or config_dirs):
         raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")

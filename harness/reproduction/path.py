@@ -14,8 +14,9 @@ from rich.text import Text
 from epcross.harness.commands import console, warnings_as_lines
 from epcross.harness.commands.plan import duration
 from epcross.harness.errors import ConfigError, EpcrossError
+from epcross.harness.planning.build import build
 from epcross.harness.planning.estimate import needs
-from epcross.harness.planning.plan import SLURM, Plan, build
+from epcross.harness.planning.plan import SLURM, Plan
 from epcross.harness.reproduction.statements import REHEARSAL, Task, newest_runs, tasks_for
 from epcross.harness.reproduction.verdicts import judge_runs, table
 from epcross.harness.storing.run_directory import RunDirectory

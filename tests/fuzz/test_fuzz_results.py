@@ -10,7 +10,8 @@ from _mutate import SECONDS, altered, damaged, fuzz
 
 from epcross.harness.analysis.table import run_table, status_table
 from epcross.harness.errors import EpcrossError, StoreError
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.build import build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.record import UnitResult
 from epcross.harness.running.display import failure_line, progress_line
 from epcross.harness.running.progress import Pace, ProgressLog, ProgressReader, attempts

@@ -9,7 +9,7 @@ import pytest
 from tests.contract.threads import on_ranks
 
 from epcross.harness.errors import EpcrossError
-from epcross.harness.planning.plan import build
+from epcross.harness.planning.build import build
 from epcross.harness.running.gpu_lock import GpuLocks, gpu_holders
 from epcross.harness.running.seat import Seat
 from epcross.harness.slurm import allocation

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from epcross.harness.errors import StoreError
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.build import build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.running.progress import ProgressLog
 from epcross.harness.running.seat import Seat
 from epcross.harness.running.session import Session, run_context
