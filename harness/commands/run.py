@@ -1,24 +1,22 @@
 """`epcross run`: measure a sweep, or go on with a run that was interrupted."""
 
 import json
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from epcross.harness.commands import WIDTH, config_dir_option, json_option, overrides_argument
+from epcross.harness.commands.attended import execute
+from epcross.harness.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from epcross.harness.planning.plan import Plan
     from epcross.harness.running.launch import JobEnd
     from epcross.harness.running.session import Session
-
-INTERRUPTED = 130
 
 
 @click.command("run")
@@ -70,26 +68,15 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
     from epcross.harness.commands.plan import absent_text
     from epcross.harness.planning.plan import Plan
     from epcross.harness.running import session as sessions
-    from epcross.harness.running.display import Display
-    from epcross.harness.running.progress import ProgressReader
 
     assert what is not None
     session = sessions.start(what) if isinstance(what, Plan) else sessions.resume(what)
     session.fail_fast = fail_fast
-    session.stop_asked = StopSignal().asked
-    reader = ProgressReader(session.run.path)
-    reader.skip_to_end()
-    errors = Console(stderr=True, highlight=False)
-    errors.print(f"run {session.run.path}", soft_wrap=True)
-    if absent := session.plan.config.get("absent_backends"):
-        errors.print(absent_text(absent), soft_wrap=True, markup=False)
+    absent = session.plan.config.get("absent_backends")
     try:
-        with Display(reader, errors) as display:
-            session.tick = display.update
-            end = session.execute()
-            display.update()
+        end = execute(session, said=absent_text(absent) if absent else "")
     except KeyboardInterrupt:
-        errors.print(f"Go on with: epcross run --resume {session.run.path}", soft_wrap=True, markup=False)
+        click.echo(f"Go on with: epcross run --resume {session.run.path}", err=True)
         raise
     return _finish(session, end, as_json)
 
@@ -153,21 +140,3 @@ def _floor_line(name: str, entry: dict[str, Any]) -> str:
     units = ("_us", "_gbps")
     numbers = [f"{key} {value:.3g}" for key, value in entry.items() if key.endswith(units) and isinstance(value, float)]
     return f"floor of {name}: {', '.join(numbers)}"
-
-
-class StopSignal:
-    """Turns the first signal into a request to end in good order; a second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self._reason: str | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._note)
-
-    def asked(self) -> str | None:
-        """Why to end; None to go on."""
-        return self._reason
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self._reason is not None:
-            raise KeyboardInterrupt
-        self._reason = f"cancelled by {signal.Signals(number).name}"

@@ -152,10 +152,8 @@ def write_floor(run: RunDirectory, floor: Mapping[str, Any]) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    try:
+    with _written(run.path / "floor.json", "; the floor is lost"):
         write_whole(run.path / "floor.json", seal(floor, indent=1))
-    except OSError as error:
-        raise StoreError(f"cannot write {run.path / 'floor.json'}: {error.strerror}; the floor is lost") from error
 
 
 def add_floor(run: RunDirectory, name: str, entry: Mapping[str, Any]) -> None:
@@ -164,11 +162,8 @@ def add_floor(run: RunDirectory, name: str, entry: Mapping[str, Any]) -> None:
     Raises:
         StoreError: it cannot be written, or the stored floor is damaged.
     """
-    try:
-        with _lock_file(run.path / "floor.lock"):
-            write_floor(run, {**(read_floor(run) or {}), name: entry})
-    except OSError as error:
-        raise StoreError(f"cannot write {run.path / 'floor.json'}: {error.strerror}; the floor is lost") from error
+    with _written(run.path / "floor.json", "; the floor is lost"), _lock_file(run.path / "floor.lock"):
+        write_floor(run, {**(read_floor(run) or {}), name: entry})
 
 
 def replace_environment(run: RunDirectory, environment: Mapping[str, Any]) -> None:
@@ -177,10 +172,8 @@ def replace_environment(run: RunDirectory, environment: Mapping[str, Any]) -> No
     Raises:
         StoreError: it cannot be written.
     """
-    try:
+    with _written(run.path / "environment.json"):
         write_whole(run.path / "environment.json", seal(environment, indent=1))
-    except OSError as error:
-        raise StoreError(f"cannot write {run.path / 'environment.json'}: {error.strerror}") from error
 
 
 def read_floor(run: RunDirectory) -> dict[str, Any] | None:
@@ -195,6 +188,15 @@ def read_floor(run: RunDirectory) -> dict[str, Any] | None:
     if wrong := [name for name, entry in floor.items() if not isinstance(entry, dict)]:
         raise StoreError(f"{run.path / 'floor.json'} holds no numbers for {', '.join(wrong)}; restore it from a copy")
     return floor
+
+
+@contextlib.contextmanager
+def _written(file: Path, lost: str = "") -> Iterator[None]:
+    """What the disk says while `file` is written, in words; `lost` is what that costs."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot write {file}: {error.strerror}{lost}") from error
 
 
 @contextlib.contextmanager
