@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; make torch")
 
 from tests._fake_device import FakeDevice
+from tests._points import CONTEXT
 from tests.contract.threads import Shared
 from tests.fakes.flashinfer import install_flashinfer
 from tests.fakes.world import FakeGroup, Meeting
@@ -20,11 +21,9 @@ from epcross.harness.measuring.device_soak import DeviceSoak
 from epcross.harness.measuring.measure import measure_unit
 from epcross.harness.measuring.soak_session import VISITS
 from epcross.harness.point import Timing, Unit
-from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Domain
 from epcross.harness.verification.cases import cases
 
-CONTEXT = RunContext(run_id="r", measure_hash="m", machine="c", allocation_id="a", git_sha="", git_dirty=False)
 TIMING = Timing(
     launches=1,
     seeds=1,

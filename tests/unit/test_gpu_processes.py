@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from tests._fake_device import FakeDevice
-from tests._points import small_point
+from tests._points import CONTEXT, small_point
 from tests.contract.threads import on_ranks
-from tests.unit.test_gpu_unit import CONTEXT, TIMING
+from tests.unit.test_gpu_unit import TIMING
 
 from epcross.harness.backends.base import Description
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
