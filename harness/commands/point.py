@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from epcross.harness.commands import WIDTH, warnings_as_lines
+from epcross.harness.commands.attended import execute, exit_code
 
 if TYPE_CHECKING:
     from epcross.harness.record import Record
@@ -49,13 +50,10 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     """
     from epcross.harness.analysis.beside import beside_table, differences
     from epcross.harness.analysis.unmeasured import why_unmeasured
-    from epcross.harness.commands.run import StopSignal, exit_code
-    from epcross.harness.planning.plan import alone
+    from epcross.harness.planning.build import alone
     from epcross.harness.running import session as sessions
-    from epcross.harness.running.display import Display
     from epcross.harness.running.find_point import describe, find_point, runs_in
     from epcross.harness.running.launch import End
-    from epcross.harness.running.progress import ProgressReader
     from epcross.harness.running.recorder import FINE
     from epcross.harness.storing.store import read_units
 
@@ -71,15 +69,7 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
         stored = _stored(found)
     session = sessions.start(alone(found.plan, found.point, timing=timing, output_dir=output_dir, note=note))
     session.profile = profile
-    session.stop_asked = StopSignal().asked
-    reader = ProgressReader(session.run.path)
-    reader.skip_to_end()
-    errors = Console(stderr=True, highlight=False)
-    errors.print(f"run {session.run.path}", soft_wrap=True)
-    with Display(reader, errors) as display:
-        session.tick = display.update
-        end = session.execute()
-        display.update()
+    end = execute(session)
 
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
     now = [record for unit in read_units(session.run)[0] for record in unit.records]

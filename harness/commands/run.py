@@ -1,24 +1,21 @@
 """`epcross run`: measure a sweep, or go on with a run that was interrupted."""
 
 import json
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from epcross.harness.commands import WIDTH, config_dir_option, json_option, overrides_argument
+from epcross.harness.commands.attended import execute, exit_code
 
 if TYPE_CHECKING:
     from epcross.harness.planning.plan import Plan
     from epcross.harness.running.launch import JobEnd
     from epcross.harness.running.session import Session
-
-INTERRUPTED = 130
 
 
 @click.command("run")
@@ -50,7 +47,8 @@ def command(
     Example: epcross run sweep=quickstart
     """
     from epcross.harness.errors import ConfigError
-    from epcross.harness.planning.plan import SLURM, build
+    from epcross.harness.planning.build import build
+    from epcross.harness.planning.plan import SLURM
 
     if resume and (overrides or config_dirs):
         raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
@@ -75,26 +73,15 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
     from epcross.harness.commands.plan import absent_text
     from epcross.harness.planning.plan import Plan
     from epcross.harness.running import session as sessions
-    from epcross.harness.running.display import Display
-    from epcross.harness.running.progress import ProgressReader
 
     assert what is not None
     session = sessions.start(what) if isinstance(what, Plan) else sessions.resume(what)
     session.fail_fast = fail_fast
-    session.stop_asked = StopSignal().asked
-    reader = ProgressReader(session.run.path)
-    reader.skip_to_end()
-    errors = Console(stderr=True, highlight=False)
-    errors.print(f"run {session.run.path}", soft_wrap=True)
-    if absent := session.plan.config.get("absent_backends"):
-        errors.print(absent_text(absent), soft_wrap=True, markup=False)
+    absent = session.plan.config.get("absent_backends")
     try:
-        with Display(reader, errors) as display:
-            session.tick = display.update
-            end = session.execute()
-            display.update()
+        end = execute(session, said=absent_text(absent) if absent else "")
     except KeyboardInterrupt:
-        errors.print(f"Go on with: epcross run --resume {session.run.path}", soft_wrap=True, markup=False)
+        click.echo(f"Go on with: epcross run --resume {session.run.path}", err=True)
         raise
     return _finish(session, end, as_json)
 
@@ -156,18 +143,6 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     return code
 
 
-def exit_code(end: "JobEnd", *, fine: bool, measured: bool) -> int:
-    """Of a run, or of a point again: by how it ended, whether all rows are as they should be, and any was measured."""
-    from epcross.harness.analysis.unmeasured import NOTHING_MEASURED
-    from epcross.harness.running.launch import End
-
-    if end.end is End.CANCELLED:
-        return INTERRUPTED
-    if not fine:
-        return 1
-    return 0 if measured else NOTHING_MEASURED
-
-
 def _floor_line(name: str, entry: dict[str, Any]) -> str:
     """The floor of one job: its numbers by name, or why there is none."""
     if "error" in entry:
@@ -175,21 +150,3 @@ def _floor_line(name: str, entry: dict[str, Any]) -> str:
     units = ("_us", "_gbps")
     numbers = [f"{key} {value:.3g}" for key, value in entry.items() if key.endswith(units) and isinstance(value, float)]
     return f"floor of {name}: {', '.join(numbers)}"
-
-
-class StopSignal:
-    """Turns the first signal into a request to end in good order; a second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self._reason: str | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._note)
-
-    def asked(self) -> str | None:
-        """Why to end; None to go on."""
-        return self._reason
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self._reason is not None:
-            raise KeyboardInterrupt
-        self._reason = f"cancelled by {signal.Signals(number).name}"

@@ -15,11 +15,13 @@ from epcross.harness.analysis.unmeasured import NOTHING_MEASURED, why_unmeasured
 from epcross.harness.commands import console, warnings_as_lines
 from epcross.harness.commands.plan import duration
 from epcross.harness.errors import ConfigError, EpcrossError
+from epcross.harness.planning.build import build
 from epcross.harness.planning.estimate import needs
-from epcross.harness.planning.plan import SLURM, Plan, build
+from epcross.harness.planning.plan import SLURM, Plan
 from epcross.harness.reproduction.statements import REHEARSAL, Task, newest_runs, tasks_for
 from epcross.harness.reproduction.verdicts import judge_runs, table
-from epcross.harness.storing.run_directory import RunDirectory, owner_of
+from epcross.harness.storing.run_directory import RunDirectory
+from epcross.harness.storing.run_owner import owner_of
 from epcross.harness.storing.units import missing_rows, read_units
 
 REHEARSAL_LIMIT_S = 300.0

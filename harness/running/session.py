@@ -29,7 +29,8 @@ from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.provenance import git_state, machine_hash, measure_hash
 from epcross.harness.storing.rows import RunContext, failed_records
-from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, read_floor, release
+from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run, read_floor
+from epcross.harness.storing.run_owner import claim, release
 from epcross.harness.storing.units import done_units, read_units, set_aside_damaged, write_unit
 from epcross.harness.terms import Domain, Scope, Sharing, Stage, Status
 from epcross.kernels.shm.segment import remove_stale

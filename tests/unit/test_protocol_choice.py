@@ -11,7 +11,7 @@ from epcross.harness.analysis import material
 from epcross.harness.analysis.protocol_choice import choices, limit_of
 from epcross.harness.backends import onesided
 from epcross.harness.errors import InputError
-from epcross.harness.planning.plan import build
+from epcross.harness.planning.build import build
 from epcross.harness.terms import Status
 from epcross.kernels.formats import RowFormat
 from epcross.kernels.onesided.crossover import Crossovers, Setting
