@@ -1,5 +1,5 @@
-"""A run with a person before it: its path and progress on standard error, signals that end it in good order, and the exit
-code that says how it went."""
+"""A run with a person before it: its path and progress on standard error, signals that end it in good order, and the
+exit code that says how it went."""
 
 import signal
 from types import FrameType
