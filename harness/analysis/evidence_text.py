@@ -3,16 +3,18 @@
 from collections import Counter
 from collections.abc import Callable
 
+from epcross.harness.analysis.captions import fewest_launches, repeats
+from epcross.harness.analysis.cells import headline_flags
 from epcross.harness.analysis.evidence_layers import shares
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
-from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, what
+from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, Panel, what
 from epcross.harness.analysis.soak_table import moved_gb, verified_rounds
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
 from epcross.harness.record import Record
 from epcross.harness.storing.run_directory import RunDirectory
-from epcross.harness.terms import Regime, Sharing
+from epcross.harness.terms import HEADLINES, Regime, Sharing, Status
 
 
 def figure(run: EvidenceRun) -> str:
@@ -23,25 +25,29 @@ def figure(run: EvidenceRun) -> str:
 
 def caption(run: EvidenceRun) -> str:
     """What was estimated how, of how much, where: what a figure or table of `run` rests on."""
-    rows = [row for row in run.headline_rows() if row.regime != Regime.SPANS]
-    sizes = ", ".join(str(ep_size) for ep_size in run.ep_sizes())
-    launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    most = launches * seeds * chains
-    least = min(Counter((row.point_id, row.phase) for row in rows).values())
-    count = f"{most if least == most else f'{least} to {most}'} repeats"
-    count += f" (launches x seeds x chains: {'' if least == most else 'up to '}{launches} x {seeds} x {chains})"
-    if launches < MIN_LAUNCHES:
+    places = [own for panel in run.panels() for regime in TIMED for own in run.shown(regime, panel).values()]
+    rows = [row for own in places for row in own]
+    sizes = ", ".join(map(str, sorted({row.ep_size for row in rows})))
+    count = repeats(places)
+    if fewest_launches(places) < MIN_LAUNCHES:
         count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
     estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
     models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
     formats = ", ".join(sorted({_formats(row) for row in rows}))
     inside = " ".join(sorted(set.intersection(*(set((row.boundary or "").split()) for row in rows))))
+    left_out = Counter(
+        flag
+        for row in run.rows
+        if row.phase in HEADLINES and row.regime in TIMED and row.status == Status.OK
+        for flag in headline_flags(row)
+    )
+    flagged = ", ".join(f"{count} repeats flagged {flag} left out" for flag, count in sorted(left_out.items()))
     domains = ", ".join(
         sorted({row.domain + (f" ({row.sharing})" if row.sharing != Sharing.NONE else "") for row in rows})
     )
     return (
-        f"Median and range of n = {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
-        f"{inside or 'nothing in common'}. Domain {domains}; EP {sizes}; flagged rows left out; run "
+        f"Median and range of {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
+        f"{inside or 'nothing in common'}. Domain {domains}; EP {sizes}; {flagged or 'no repeat was flagged'}; run "
         f"{sources(run)}."
     )
 

@@ -4,8 +4,8 @@ The limit is the measured token count that costs least over all that were measur
 Sentinel and every other one by Fence, the sum of log latencies is smallest. It is 0 where Sentinel is never faster, and
 never beyond what was measured. Where medians cross once it is the last count at which Sentinel is ahead.
 
-A limit is that of one kind of measurement. Of several runs that measured one setting, those that are of one kind with the
-newest are taken together; every other one is left out, by name and with what it differs in.
+A limit is that of one kind of measurement. Of several runs that measured one setting, those that are of one kind with
+the newest are taken together; every other one is left out, by name and with what it differs in.
 """
 
 import math
@@ -59,6 +59,12 @@ class LeftOut:
     setting: Setting | None  # None: it is left out of all
     reason: str
 
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        of = "" if self.setting is None else f" of {words(self.setting)}"
+        return f"{self.run_id}: left out{of}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
@@ -92,16 +98,10 @@ def choices(runs: Sequence[Run]) -> Choices:
         if taken:
             chosen.append(_choice(setting, taken))
     if not chosen:
-        told = [f"{one.run_id}{'' if one.setting is None else f', {words(one.setting)}'}: {one.reason}" for one in left_out]
         raise InputError(
-            "\n  - ".join(
-                [
-                    f"these runs hold no token count at which both {SENTINEL} and {FENCE} have steady round trips that "
-                    "are ok, without flags and of one call; measure both, such as with sweep=onesided_nvlink or "
-                    "sweep=onesided_h200",
-                    *told,
-                ]
-            )
+            f"these runs hold no token count at which both {SENTINEL} and {FENCE} have steady round trips that are ok, "
+            "without flags and of one call; measure both, such as with sweep=onesided_nvlink or sweep=onesided_h200"
+            + "".join(f"\n  - {one.words}" for one in left_out)
         )
     return Choices(chosen=tuple(chosen), left_out=tuple(left_out))
 
@@ -156,9 +156,7 @@ def _setting(run: Run, row: Record) -> Setting:
     )
 
 
-def _alike(
-    setting: Setting, parts: Sequence[tuple[Run, Sequence[Record]]]
-) -> tuple[dict[str, Times], list[LeftOut]]:
+def _alike(setting: Setting, parts: Sequence[tuple[Run, Sequence[Record]]]) -> tuple[dict[str, Times], list[LeftOut]]:
     """Run -> what of it can be used together with the newest, which comes first in `parts`; and what of them not."""
     taken: dict[str, Times] = {}
     left_out = []

@@ -37,7 +37,7 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
              epcross run sweep=onesided_nvlink backend=onesided_auto backend.options.crossover=$PWD/crossover.json
     """
     from epcross.harness.analysis.material import open_runs
-    from epcross.harness.analysis.protocol_choice import choices, words
+    from epcross.harness.analysis.protocol_choice import choices
     from epcross.harness.errors import EpcrossError
     from epcross.kernels.onesided.crossover import Crossovers
 
@@ -82,8 +82,7 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
         out.print(f"Sentinel up to {one.sentinel_up_to} tokens{more}", soft_wrap=True, markup=False)
         out.print(f"medians of n = {n} repeats, steady; {one.source}\n", soft_wrap=True, markup=False)
     for one in found.left_out:
-        where = "" if one.setting is None else f" of {words(one.setting)}"
-        out.print(f"left out{where}: {one.run_id}: {one.reason}", soft_wrap=True, markup=False)
+        out.print(one.words, soft_wrap=True, markup=False)
     if save is not None:
         out.print(str(save), soft_wrap=True, markup=False)
 

@@ -21,6 +21,8 @@ ONE_GPU = MEASURED / "20261129-215146-onesided_h200-e436"
 TWO_GPUS = MEASURED / "20261129-214828-onesided_nvlink-c977"
 BESIDE_OTHERS = MEASURED / "20261130-093955-baselines_nvlink-9f64"
 SOAK = MEASURED / "20261130-025515-soak_nvlink-55af"
+QUICKSTART = MEASURED / "20261129-193904-quickstart-32dc"
+HALF_OF_EP_64 = MEASURED / "20261129-215146-onesided_h200_wide-ba1d"
 
 
 def chosen(*paths: Path) -> tuple[Choice, ...]:
@@ -92,31 +94,34 @@ def test_rows_that_do_not_decide_are_refused_with_the_next_step():
             "it has no rows of onesided_sentinel",
         ),
     ):
-        with pytest.raises(InputError, match=rf"(?s)measure both, such as with sweep=onesided_nvlink.*{run.run_id}: .*{why}"):
+        words = rf"(?s)measure both, such as with sweep=onesided_nvlink.*{run.run_id}: left out: .*{why}"
+        with pytest.raises(InputError, match=words):
             choices([wrong])
     mixed = replace(run, records=run.records + changed(run, routing="zipf").records)
-    with pytest.raises(InputError, match=rf"{run.run_id}, EP 2, hidden 7168, bf16 on .* differ in routing \(uniform, zipf\)"):
+    words = rf"{run.run_id}: left out of EP 2, hidden 7168, bf16 on .* differ in routing \(uniform, zipf\)"
+    with pytest.raises(InputError, match=words):
         choices([mixed])
     environment = {**run.directory.environment, "gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA B200"}]}
-    with pytest.raises(InputError, match="taken on GPUs .'NVIDIA B200', 'NVIDIA H200'., not on one kind"):
+    with pytest.raises(InputError, match=r"taken on GPUs .'NVIDIA B200', 'NVIDIA H200'., not on one kind"):
         choices([replace(run, directory=replace(run.directory, environment=environment))])
 
 
 def test_of_many_runs_each_that_is_left_out_is_named_with_the_reason():
-    found = choices(open_runs(sorted(MEASURED.iterdir())))
+    runs = [QUICKSTART, SOAK, TWO_GPUS, HALF_OF_EP_64, BESIDE_OTHERS]
+    found = choices(open_runs(runs))
     told = {one.run_id: (one.setting and one.setting.ep_size, one.reason) for one in found.left_out}
     used = {run_id for one in found.chosen for run_id in one.source.split(";")[0].split(", ")}
-    assert used | told.keys() == {path.name for path in MEASURED.iterdir()}
+    assert used | told.keys() == {path.name for path in runs}
     assert told[SOAK.name] == (None, "a soak: its cases are drawn at random, so no curve goes through them")
     assert SOAK.name not in used
-    assert told["20261129-193904-quickstart-32dc"][1] == "it has no rows of onesided_fence or of onesided_sentinel"
+    assert told[QUICKSTART.name][1] == "it has no rows of onesided_fence or of onesided_sentinel"
     ep_size, reason = told[TWO_GPUS.name]
     assert ep_size == 2
     assert reason == (
         f"it differs from {BESIDE_OTHERS.name}, which is newer, in measure_hash (c999a7835938, there 1b6b67ee7bee), "
         "backend_version (2e30bf6fa500, there e361c7bf54ad)"
     )
-    assert told["20261129-215146-onesided_h200_wide-ba1d"] == (
+    assert told[HALF_OF_EP_64.name] == (
         64,
         "no token count at which both protocols have such round trips in one call",
     )
@@ -124,7 +129,13 @@ def test_of_many_runs_each_that_is_left_out_is_named_with_the_reason():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("machine", "f" * 16), ("measure_hash", "f" * 64), ("backend_version", "f" * 16), ("routing", "zipf"), ("scope", "x")],
+    [
+        ("machine", "f" * 16),
+        ("measure_hash", "f" * 64),
+        ("backend_version", "f" * 16),
+        ("routing", "zipf"),
+        ("scope", "scale_out"),
+    ],
 )
 def test_runs_that_differ_are_never_mixed_and_the_newer_counts(name: str, value: str):
     (run,) = open_runs([TWO_GPUS])
@@ -143,9 +154,7 @@ def test_runs_that_agree_are_taken_together_and_calls_are_not_mixed():
     (together,) = choices([run, changed(run, run_id="again", allocation_id="other")]).chosen
     assert together.source.startswith(f"{run.run_id}, again; kernels ")
     assert together.repeats == (72, 72)
-    apart = tuple(
-        replace(row, allocation_id=row.backend) if row.tokens_per_rank > 64 else row for row in run.records
-    )
+    apart = tuple(replace(row, allocation_id=row.backend) if row.tokens_per_rank > 64 else row for row in run.records)
     (found,) = choices([replace(run, records=apart)]).chosen
     assert max(found.medians_us) == 64
 
@@ -163,7 +172,7 @@ def test_the_command_writes_the_file_and_keeps_other_settings(tmp_path: Path, ca
     assert cli.run(["crossover", str(TWO_GPUS), str(SOAK)]) == 0
     out = capsys.readouterr().out
     assert "medians of n = 36 repeats, steady; 20261129-214828-onesided_nvlink-c977; kernels " in out
-    assert f"left out: {SOAK.name}: a soak" in out
+    assert f"{SOAK.name}: left out: a soak" in out
     assert cli.run(["crossover", str(TWO_GPUS), str(BESIDE_OTHERS), "--json"]) == 0
     (left,) = json.loads(capsys.readouterr().out)["left_out"]
     assert (left["run_id"], left["of"]["ep_size"]) == (TWO_GPUS.name, 2)
