@@ -14,7 +14,7 @@ from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
 from epcross.harness.record import Record
 from epcross.harness.storing.run_directory import RunDirectory
-from epcross.harness.terms import HEADLINES, Regime, Sharing, Status
+from epcross.harness.terms import HEADLINES, Domain, Regime, Sharing, Status
 
 
 def figure(run: EvidenceRun) -> str:
@@ -55,9 +55,14 @@ def caption(run: EvidenceRun) -> str:
 def sources(run: EvidenceRun) -> str:
     """Which run, on which machine; with several, which EP sizes are whose."""
     told = run.sources()
+    shared = {row.run_id for row in run.headline_rows() if row.domain == Domain.SHARED_GPU}
+    where = {
+        one.run_id: ("one of " if one.run_id in shared and len(one.environment["gpus"]) > 1 else "") + machine_of(one)
+        for one, _ in told
+    }
     if len(told) == 1:
-        return f"{told[0][0].run_id} on {machine_of(told[0][0])}"
-    return "; ".join(f"{one.run_id} (EP {', '.join(map(str, sizes))}) on {machine_of(one)}" for one, sizes in told)
+        return f"{told[0][0].run_id} on {where[told[0][0].run_id]}"
+    return "; ".join(f"{one.run_id} (EP {', '.join(map(str, sizes))}) on {where[one.run_id]}" for one, sizes in told)
 
 
 def _formats(row: Record) -> str:
@@ -140,6 +145,18 @@ def size(run: EvidenceRun) -> str:
     return f"{run.size_bytes / 1e6:.1f} MB"
 
 
+def versions(run: EvidenceRun) -> str:
+    """Of each backend with a number, the version of its library, or the hash of our own kernels' sources."""
+    found: dict[str, set[str]] = {}
+    for row in run.headline_rows():
+        found.setdefault(str(row.backend_version), set()).add(row.backend)
+    told = []
+    for version, names in found.items():
+        labels = [str(config["label"]) for name, config in run.backends.items() if name in names]
+        told.append(f"{', '.join(labels)} {version}")
+    return "; ".join(told)
+
+
 def run_id(run: EvidenceRun) -> str:
     """The run, as a link to its folder."""
     return f"[{run.run.run_id}]({{root}}results/measured/{run.run.run_id})"
@@ -155,6 +172,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "wall": wall,
     "size": size,
     "run": run_id,
+    "versions": versions,
     "soak": soak,
     "medians": medians,
     "leads": leads,

@@ -11,7 +11,7 @@ from store_values import CONTEXT, make_point, make_unit
 
 from epcross.harness.analysis import evidence
 from epcross.harness.analysis.evidence_run import committed_runs
-from epcross.harness.analysis.evidence_text import caption
+from epcross.harness.analysis.evidence_text import caption, versions
 from epcross.harness.analysis.evidence_versions import elsewhere
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.record import Record
@@ -233,6 +233,19 @@ def test_other_machines_and_equal_kernels_need_no_word(root: Path, tmp_path: Pat
 
 def test_the_documents_of_this_repository_say_where_kernels_differ() -> None:
     assert evidence.contradictions(ROOT) == []
+
+
+def test_a_shared_gpu_is_one_of_those_of_its_machine_and_versions_are_told(root: Path, tmp_path: Path) -> None:
+    evidence.commit(root, new_run(tmp_path / "runs"))
+    run = committed_runs(root / evidence.MEASURED)["quickstart"]
+    gpus = [{"name": "NVIDIA H200", "driver_version": "580"}] * 2
+    run = replace(run, run=replace(run.run, environment={**MACHINE, "gpus": gpus}))
+    assert f"{run.run.run_id} on 2 x NVIDIA H200 (driver 580)." in caption(run)
+    shared = replace(run, rows=tuple(replace(row, domain="shared_gpu") for row in run.rows))
+    assert f"{run.run.run_id} on one of 2 x NVIDIA H200 (driver 580)." in caption(shared)
+    newer = {"shm_fence": "c0ffee"}
+    mixed = tuple(replace(row, backend_version=newer.get(row.backend, "f00d")) for row in run.rows)
+    assert versions(replace(run, rows=mixed)) == "Sentinel f00d; Fence c0ffee"
 
 
 def test_figures_are_valid_and_the_same_each_time(root: Path, tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
     assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
     assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
     assert "| 64 |" not in text
+    assert text.endswith("Each median is of n = 20 repeats.")
 
 
 def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) -> None:
@@ -225,4 +226,6 @@ def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) 
         "| Sentinel | 1.00 to 1.02 | - |",
         "| DeepEP V2 | 1.99 to 2.01 | about twice the rows, as of a protocol with a flag beside every word |",
         "| AG/RS | 1.00 to 1.50 | more than rows, such as small stores, or other traffic |",
+        "",
+        "Each range is over n = 20 to 30 counts of a series, of all its numbers of tokens.",
     ]
