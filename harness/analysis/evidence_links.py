@@ -15,13 +15,13 @@ def links(run: EvidenceRun) -> str:
     points, and what most rows of those that differ say they are."""
     panels, name_of = run.panels(), names(run.rows)
     shares: dict[tuple[str, int], list[float]] = {}
-    counts: dict[tuple[str, int], set[tuple[str, str, int, int]]] = {}
+    counts: dict[tuple[str, int], set[tuple[str, str, int]]] = {}
     reasons: dict[str, Counter[str]] = {}
     for row in sorted(run.headline_rows(Regime.STEADY), key=lambda row: row.tokens_per_rank):
         if (share := ratio(row)) is None:
             continue
         place = name_of(row), panels.index(panel_of(row))
-        counts.setdefault(place, set()).add((row.run_id, row.point_id, row.launch, row.seed))  # one for all its chains
+        counts.setdefault(place, set()).add((row.run_id, row.point_id, row.launch))  # a unit's rows share its count
         shares.setdefault(place, []).append(share)
         if words := difference(row):
             reasons.setdefault(name_of(row), Counter())[words.rpartition(": ")[2]] += 1
@@ -39,4 +39,4 @@ def links(run: EvidenceRun) -> str:
             found = reasons[name].most_common(1)[0][0] if name in reasons else _MISSING
             lines.append(f"| {label} | {' | '.join(cells)} | {found} |")
     n = span(map(len, counts.values()))
-    return "\n".join([*lines, "", f"Each range is over n = {n} counts of a series, of all its numbers of tokens."])
+    return "\n".join([*lines, "", f"Each range is over n = {n} counts, one of each launch at each number of tokens."])

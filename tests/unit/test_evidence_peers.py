@@ -227,5 +227,5 @@ def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) 
         "| DeepEP V2 | 1.99 to 2.01 | about twice the rows, as of a protocol with a flag beside every word |",
         "| AG/RS | 1.00 to 1.50 | more than rows, such as small stores, or other traffic |",
         "",
-        "Each range is over n = 20 to 30 counts of a series, of all its numbers of tokens.",
+        "Each range is over n = 10 to 15 counts, one of each launch at each number of tokens.",
     ]
