@@ -147,14 +147,12 @@ def size(run: EvidenceRun) -> str:
 
 def versions(run: EvidenceRun) -> str:
     """Of each backend with a number, the version of its library, or the hash of our own kernels' sources."""
-    found: dict[str, set[str]] = {}
-    for row in run.headline_rows():
-        found.setdefault(str(row.backend_version), set()).add(row.backend)
-    told = []
-    for version, names in found.items():
-        labels = [str(config["label"]) for name, config in run.backends.items() if name in names]
-        told.append(f"{', '.join(labels)} {version}")
-    return "; ".join(told)
+    rows = run.headline_rows()
+    labels: dict[str, list[str]] = {}
+    for name, config in run.backends.items():
+        for version in sorted({str(row.backend_version) for row in rows if row.backend == name}):
+            labels.setdefault(version, []).append(config["label"])
+    return ", ".join(f"{version} ({'; '.join(names)})" for version, names in labels.items())
 
 
 def run_id(run: EvidenceRun) -> str:

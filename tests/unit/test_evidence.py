@@ -245,7 +245,7 @@ def test_a_shared_gpu_is_one_of_those_of_its_machine_and_versions_are_told(root:
     assert f"{run.run.run_id} on one of 2 x NVIDIA H200 (driver 580)." in caption(shared)
     newer = {"shm_fence": "c0ffee"}
     mixed = tuple(replace(row, backend_version=newer.get(row.backend, "f00d")) for row in run.rows)
-    assert versions(replace(run, rows=mixed)) == "Sentinel f00d; Fence c0ffee"
+    assert versions(replace(run, rows=mixed)) == "f00d (Sentinel), c0ffee (Fence)"
 
 
 def test_figures_are_valid_and_the_same_each_time(root: Path, tmp_path: Path) -> None:
