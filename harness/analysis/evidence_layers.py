@@ -1,5 +1,6 @@
 """What the documents say of a committed run of layers, as Markdown: how much of each is communication."""
 
+from epcross.harness.analysis.captions import span
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
@@ -11,7 +12,7 @@ SHOWN = (1, 8, 128, 2048)
 
 def shares(run: EvidenceRun) -> str:
     """Layer, communication and their quotient of each series, in steady state, a table for each panel."""
-    tables, series = [], run.series()
+    tables, series, counts = [], run.series(), []
     for panel in run.panels():
         layers, parts = (
             run.times_us(Regime.STEADY, panel, phases=(phase,)) for phase in (Phase.LAYER, Phase.LAYER_COMM)
@@ -24,9 +25,12 @@ def shares(run: EvidenceRun) -> str:
             for tokens in SHOWN:
                 key = name, tokens
                 if key in layers and key in parts:
+                    counts += [len(layers[key]), len(parts[key])]
                     whole, part = median(layers[key]), median(parts[key])
                     cells = microseconds(whole), microseconds(part), f"{part / whole:.2f}"
                     lines.append(f"| {label} | {tokens} | {' | '.join(cells)} |")
         if len(lines) > 2:
             tables.append("\n".join(lines))
-    return "\n\n".join(tables) or "no layer of this run was timed with and without its exchange"
+    if not tables:
+        return "no layer of this run was timed with and without its exchange"
+    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats."])
