@@ -11,7 +11,7 @@ import yaml
 
 import epcross
 from epcross.harness.cli import cli
-from epcross.harness.planning.plan import build
+from epcross.harness.planning.build import build
 from epcross.harness.terms import Flag, Status
 from epcross.harness.verification.cases import cases
 
