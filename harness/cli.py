@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 import epcross
-from epcross.harness.errors import EpcrossError
+from epcross.harness.errors import INTERRUPTED, EpcrossError
 
 VERBS = {
     "plan": "epcross.harness.commands.plan:command",
@@ -26,9 +26,6 @@ VERBS = {
     "point": "epcross.harness.commands.point:command",
 }
 """Verb -> module:command, in the order of the help text."""
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 class _Verbs(click.Group):

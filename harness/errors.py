@@ -18,6 +18,9 @@ __all__ = [
     "WaitExpired",
 ]
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
 
 class ConfigError(EpcrossError):
     """One or more problems in configuration or input files, all reported together."""

@@ -3,16 +3,16 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from epcross.harness.backends import onesided
 from epcross.kernels.formats import row_size
 from epcross.kernels.onesided.layout import Protocol
 
 
 class FakeExchange:
     """Lands in two sets by turns, as Sentinel does; places that nothing came to hold garbage."""
-
-    made: list["FakeExchange"]
 
     def __init__(self, group: Any, **given: Any) -> None:
         assert group is None, "this one has no peers"
@@ -93,3 +93,17 @@ class FakeExchange:
             "workspace_bytes": 4096,
             "kernels": {"dispatch": {"name": "fake_dispatch", **step}, "combine": {"name": "fake_combine", **step}},
         }
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[FakeExchange]:
+    """Has the adapters of the one-sided exchange take this one; those that they made come to lie in the list."""
+    made: list[FakeExchange] = []
+
+    def make(*given: Any, **named: Any) -> FakeExchange:
+        made.append(FakeExchange(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr(onesided, "OneSidedAllToAll", make)
+    monkeypatch.setattr(onesided.OneSided, "_wait", lambda self: self._opened().check())
+    monkeypatch.setattr(onesided.OneSided, "_sm_count", lambda self: 4)
+    return made

@@ -1,11 +1,16 @@
-"""Small points for tests of workload, checks and contract."""
+"""Small points for tests of workload, checks and contract, and what rows of them are stored under."""
 
 from epcross.harness.backends.base import Received
 from epcross.harness.point import Model, Placement, Point, Routing
+from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Regime, RowFormat
 from epcross.harness.workload.batches import GroupBatch
 from epcross.harness.workload.placement import lay_out
 from epcross.kernels import reference
+
+CONTEXT = RunContext(
+    run_id="run", measure_hash="hash", machine="machine", allocation_id="here", git_sha="", git_dirty=False
+)
 
 
 def small_point(

@@ -1,6 +1,6 @@
 """What stands under every table and figure: how often, how, where and inside which window a number was taken."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from epcross.harness.measuring.stats import MIN_LAUNCHES
 from epcross.harness.record import Record
@@ -9,19 +9,16 @@ from epcross.harness.terms import Domain
 
 
 def provenance(rows: Sequence[Record]) -> list[str]:
-    """Sentences on `rows`: n of each point (launches x seeds x chains), estimator, boundary, domain and run ids."""
+    """Sentences on `rows`: n of each point (launches x seeds x chains), estimator, boundary, domain and run ids.
+
+    n is that of the rows given, so give those that are shown and no others; one without a latency does not count.
+    """
     taken: dict[tuple[str, str, str], list[Record]] = {}
     for row in rows:
-        taken.setdefault((row.run_id, row.point_id, row.phase), []).append(row)
-    launches, seeds, chains = (
-        [len({getattr(row, name) for row in own}) for own in taken.values()] for name in ("launch", "seed", "chain")
-    )
-    n = _span([len(own) for own in taken.values()])
-    lines = [
-        f"n = {n} repeats ({_span(launches)} launches x {_span(seeds)} seeds x {_span(chains)} chains)",
-        f"each repeat: {_estimators(rows)}",
-    ]
-    if min(launches) < MIN_LAUNCHES:
+        if row.latency_us is not None:
+            taken.setdefault((row.run_id, row.point_id, row.phase), []).append(row)
+    lines = [repeats(taken.values()), f"each repeat: {_estimators(rows)}"]
+    if taken and fewest_launches(taken.values()) < MIN_LAUNCHES:
         lines.append(f"within_launch: fewer than {MIN_LAUNCHES} launches, so the variance between launches is not seen")
     lines += boundaries(rows)
     domains = ", ".join(sorted({row.domain for row in rows}))
@@ -31,9 +28,34 @@ def provenance(rows: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _span(counts: Sequence[int]) -> str:
+def repeats(places: Iterable[Sequence[Record]]) -> str:
+    """`n = 9 to 18 repeats (1 to 2 launches x 3 seeds x 3 chains)`, of rows grouped by the place they are shown at."""
+    places = list(places)
+    if not places:
+        return "n = 0 repeats: none is ok"
+    launches = _some([len(_launches(own)) for own in places], "launch", "launches")
+    seeds = _some([len({row.seed for row in own}) for own in places], "seed", "seeds")
+    chains = _some([len({row.chain for row in own}) for own in places], "chain", "chains")
+    return f"n = {_some([len(own) for own in places], 'repeat', 'repeats')} ({launches} x {seeds} x {chains})"
+
+
+def fewest_launches(places: Iterable[Sequence[Record]]) -> int:
+    """Launches behind the place that has the fewest."""
+    return min(len(_launches(own)) for own in places)
+
+
+def _some(counts: Sequence[int], one: str, many: str) -> str:
+    return f"{span(counts)} {one if max(counts) == 1 else many}"
+
+
+def _launches(rows: Sequence[Record]) -> set[tuple[str, int]]:
+    return {(row.run_id, row.launch) for row in rows}
+
+
+def span(counts: Iterable[int]) -> str:
     """One number, or from the fewest to the most: points need not have been taken equally often."""
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    ordered = sorted(counts)
+    return " to ".join(str(end) for end in dict.fromkeys((ordered[0], ordered[-1])))
 
 
 def _estimators(rows: Sequence[Record]) -> str:

@@ -6,14 +6,14 @@ launches) gives a whole curve of ratios, and a state is called only if `AGREEMEN
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from epcross.harness.analysis.frame import CONDITIONS, FORMATS, SUBJECT, headline, require_columns, require_one_domain
+from epcross.harness.analysis.frame import CONDITIONS, FORMATS, headline, require_columns
 from epcross.harness.analysis.resample import (
     CONFIDENCE,
     RESAMPLES,
@@ -26,6 +26,7 @@ from epcross.harness.analysis.resample import (
     support,
     widened,
 )
+from epcross.harness.analysis.sides import Sides, Subject, formats_of, matched, name_of
 from epcross.harness.errors import InputError
 from epcross.harness.measuring.stats import IntervalKind
 from epcross.harness.terms import Flag
@@ -35,11 +36,6 @@ MARGIN = 0.03
 
 AGREEMENT = (1 + CONFIDENCE) / 2
 """Share of curves that must agree: a wrong call has two sides, and 2.5 % are left for each."""
-
-Subject = str | Mapping[str, Any]
-"""A backend's name, or values of `SUBJECT` columns where the name alone is not one subject."""
-
-_NEEDED = ("tokens_per_rank", "run_id", "launch", "seed", "chain", "latency_us", "allocation_id")
 
 
 class State(StrEnum):
@@ -97,81 +93,22 @@ def find(
     if not 0 <= margin < math.inf:
         raise InputError(f"margin {margin} must be a share from 0 on, such as 0.03")
     rows, note, _ = headline(frame, keep)
-    names = (_name(a), _name(b))
-    needed = [*dict.fromkeys((*by, *SUBJECT, *CONDITIONS, *_NEEDED))]
-    sides = [_select(rows, frame, subject)[needed] for subject in (a, b)]
-    require_one_domain(*sides, mixed=mixed)
-    groups = [dict(iter(side.groupby(by, observed=True))) for side in sides]
+    names = (name_of(a), name_of(b))
     lines = []
-    for key in sorted(groups[0].keys() & groups[1].keys()):
-        pair = groups[0][key], groups[1][key]
-        _require_one_curve(pair, names, dict(zip(by, key, strict=True)), mixed=mixed, mixed_formats=mixed_formats)
-        if line := _pair(pair, names, margin, resamples, rng_seed):
-            told = {"formats": _formats(pair)} if mixed_formats else {}
-            lines.append(dict(zip(by, key, strict=True)) | line | told)
+    for key, sides in matched(rows, frame, (a, b), by, mixed=mixed, mixed_formats=mixed_formats):
+        if line := _line(sides, names, margin, resamples, rng_seed):
+            told = {"formats": formats_of(sides)} if mixed_formats else {}
+            lines.append(key | line | told)
     result = pd.DataFrame(lines, columns=None if lines else [*by, "a", "b", "state"])
     result.attrs["note"] = note
     return result
 
 
-def _name(subject: Subject) -> str:
-    if isinstance(subject, str):
-        return subject
-    return " ".join(str(value) for value in subject.values())
-
-
-def _select(rows: pd.DataFrame, frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
-    wanted = {"backend": subject} if isinstance(subject, str) else dict(subject)
-    if unknown := sorted(set(wanted) - set(SUBJECT)):
-        raise InputError(f"{', '.join(unknown)} does not tell subjects apart; use {', '.join(SUBJECT)}")
-    there = frame
-    for column, value in wanted.items():
-        there = there[there[column] == value]
-        if there.empty:
-            found = ", ".join(sorted(map(str, frame[column].unique())))
-            raise InputError(f"no row with {column} {value} beside the values before it. There are: {found}")
-        rows = rows[rows[column] == value]
-    return rows
-
-
-def _require_one_curve(
-    pair: tuple[pd.DataFrame, pd.DataFrame],
-    names: tuple[str, str],
-    key: Mapping[str, Any],
-    *,
-    mixed: bool,
-    mixed_formats: bool,
-) -> None:
-    """A group must hold one curve of each subject, under the same conditions."""
-    apart = {"domain", "sharing", "machine", "measure_hash"} if mixed else set()
-    apart |= set(FORMATS) if mixed_formats else set()
-    problems = [
-        f"{column}: {', '.join(sorted(map(str, own[column].unique())))} ({name})"
-        for own, name in zip(pair, names, strict=True)
-        for column in (*SUBJECT, *(FORMATS if mixed_formats else ()))
-        if column not in key and own[column].nunique() > 1
-    ]
-    for column in CONDITIONS:
-        if column not in key and column not in apart:
-            values = sorted({str(value) for own in pair for value in own[column].unique()})
-            problems += [f"{column}: {', '.join(values)}"] * (len(values) > 1)
-    if problems:
-        raise InputError([f"{text} are mixed in one group; select one, or add the column to `by`" for text in problems])
-
-
-def _formats(pair: tuple[pd.DataFrame, pd.DataFrame]) -> str:
-    """`fp8 x fp8 against fp8 x fp4`: activations by weights, of the two; empty if they are the same."""
-    told = [" x ".join(str(own[name].iloc[0]) for name in FORMATS) for own in pair]
-    return "" if told[0] == told[1] else " against ".join(told)
-
-
-def _pair(
-    pair: tuple[pd.DataFrame, pd.DataFrame], names: tuple[str, str], margin: float, resamples: int, rng_seed: int
-) -> dict[str, Any] | None:
-    tokens = np.intersect1d(*(own["tokens_per_rank"].to_numpy(np.int64) for own in pair))
+def _line(sides: Sides, names: tuple[str, str], margin: float, resamples: int, rng_seed: int) -> dict[str, Any] | None:
+    tokens = np.intersect1d(*(own["tokens_per_rank"].to_numpy(np.int64) for own in sides))
     if tokens.size == 0:
         return None
-    trials = [Trials(own[own["tokens_per_rank"].isin(tokens)]) for own in pair]
+    trials = [Trials(own[own["tokens_per_rank"].isin(tokens)]) for own in sides]
     base = support(trials)
     medians = [own.medians_us() for own in trials]
     drawn = resampled_medians(trials, resamples=resamples, rng_seed=rng_seed)
@@ -179,7 +116,7 @@ def _pair(
     ratios = ratios[:, ~np.isnan(ratios).any(axis=0)]
     if base.kind is IntervalKind.BOOTSTRAP:
         ratios = widened(ratio, ratios, base.launches)
-    allocations = [frozenset(own["allocation_id"].unique()) for own in pair]
+    allocations = [frozenset(own["allocation_id"].unique()) for own in sides]
     return {
         "a": names[0],
         "b": names[1],

@@ -8,6 +8,8 @@ everything anew and fails where a document says something else.
 
     python -m epcross.harness.analysis.evidence                make them anew, below the current folder
     python -m epcross.harness.analysis.evidence RUN            commit a run first: its tables and documents, compact
+
+Where two pages show the same points from different kernels, each must say so by the mark `SWEEP.elsewhere`.
 """
 
 import os
@@ -19,6 +21,7 @@ from pathlib import Path
 from epcross.harness.analysis.evidence_figure import round_trip_figure
 from epcross.harness.analysis.evidence_run import EvidenceRun, committed_runs, read_run
 from epcross.harness.analysis.evidence_text import TEXTS
+from epcross.harness.analysis.evidence_versions import NAME, NUMBERS, Shown, elsewhere, unsaid
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.storing.sealed import write_whole
 from epcross.harness.storing.store import merge, open_run
@@ -54,9 +57,26 @@ def make(root: Path) -> dict[Path, bytes]:
     """
     runs = committed_runs(root / MEASURED)
     sweeps = {path.stem for path in (root / "sweeps").glob("*.yaml")}
-    made = {path: filled(path.read_text(), runs, sweeps, _up(path.parent, root)).encode() for path in documents(root)}
+    shown = marked(root, NUMBERS)
+    made = {
+        path: filled(path.read_text(), runs, sweeps, _up(path.parent, root), shown).encode() for path in documents(root)
+    }
     made |= {root / FIGURES / f"{sweep}.svg": round_trip_figure(run) for sweep, run in runs.items() if not run.is_soak}
     return made
+
+
+def marked(root: Path, names: Set[str]) -> Shown:
+    """Page, as a path from `root` -> the sweeps of which it holds a mark of one of these names."""
+    found = {
+        path.relative_to(root).as_posix(): {mark[2] for mark in _MARKED.finditer(path.read_text()) if mark[3] in names}
+        for path in documents(root)
+    }
+    return {page: sweeps for page, sweeps in found.items() if sweeps}
+
+
+def contradictions(root: Path) -> list[str]:
+    """A sentence for each page beside whose numbers another one has the same points from other kernels, unsaid."""
+    return unsaid(committed_runs(root / MEASURED), marked(root, NUMBERS), marked(root, {NAME}))
 
 
 def stale(root: Path) -> list[Path]:
@@ -64,27 +84,32 @@ def stale(root: Path) -> list[Path]:
     return [path for path, content in make(root).items() if not path.exists() or path.read_bytes() != content]
 
 
-def filled(page: str, runs: Mapping[str, EvidenceRun], sweeps: Set[str], up: str = "") -> str:
+def filled(
+    page: str, runs: Mapping[str, EvidenceRun], sweeps: Set[str], up: str = "", shown: Shown | None = None
+) -> str:
     """`page` with everything between marks made anew.
 
     Args:
         runs: sweep -> its committed run.
         sweeps: those that there are, with a committed run or without.
         up: the way from the page's folder to the root, such as "../".
+        shown: the sweeps of which each page shows numbers.
 
     Raises:
         EpcrossError: a mark names an unknown text or sweep, or a mark is never closed.
     """
 
+    texts = {**TEXTS, NAME: lambda run: elsewhere(run, runs, shown or {})}
+
     def replacement(found: re.Match[str]) -> str:
         begin, sweep, name, _, end = found.groups()
-        if name not in TEXTS:
-            raise EpcrossError(f"there is no evidence '{sweep}.{name}'; after the dot comes {', '.join(TEXTS)}")
+        if name not in texts:
+            raise EpcrossError(f"there is no evidence '{sweep}.{name}'; after the dot comes {', '.join(texts)}")
         if sweep not in runs and sweep not in sweeps:
             raise EpcrossError(
                 f"there is no sweep '{sweep}' for evidence '{sweep}.{name}'; there are {', '.join(sorted(sweeps))}"
             )
-        text = TEXTS[name](runs[sweep]).replace("{root}", up) if sweep in runs else NOTHING
+        text = texts[name](runs[sweep]).replace("{root}", up) if sweep in runs else NOTHING
         gap = "\n" if "\n" in text or text.startswith("!") else ""
         return f"{begin}{gap}{text}{gap}{end}"
 
@@ -114,7 +139,7 @@ def _up(folder: Path, root: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Commit the runs that are named, then make everything anew and say what changed."""
+    """Commit the runs that are named, then make everything anew and say what changed, and what pages leave unsaid."""
     root = Path.cwd()
     try:
         if not (root / "README.md").exists():
@@ -122,11 +147,13 @@ def main(arguments: Sequence[str]) -> int:
         for run in arguments:
             sys.stdout.write(f"{commit(root, Path(run)).relative_to(root)}\n")
         changed = write(root)
+        unsaid_here = contradictions(root)
     except EpcrossError as error:
         sys.stderr.write(f"epcross: {error}\n")
         return 1
     sys.stdout.write("".join(f"{path.relative_to(root)}\n" for path in changed) or "Nothing changed.\n")
-    return 0
+    sys.stderr.write("".join(f"epcross: {problem}\n" for problem in unsaid_here))
+    return 1 if unsaid_here else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ communication, and our expert stage beside the best of the others."""
 
 import itertools
 
+from epcross.harness.analysis.captions import span
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
@@ -18,7 +19,7 @@ SHOWN = (1, 8, 128, 2048)
 def shares(run: EvidenceRun) -> str:
     """Layer, communication and their quotient of each series, a table for each panel and each of the two ways in which
     communication is told apart: by periods (steady), and by spans of kernels."""
-    tables, series = [], run.series()
+    tables, series, counts = [], run.series(), []
     for panel, regime in itertools.product(run.panels(), (Regime.STEADY, Regime.SPANS)):
         layers, parts = (run.times_us(regime, panel, phases=(phase,)) for phase in (Phase.LAYER, Phase.LAYER_COMM))
         lines = [
@@ -29,17 +30,20 @@ def shares(run: EvidenceRun) -> str:
             for tokens in SHOWN:
                 key = name, tokens
                 if key in layers and key in parts:
+                    counts += [len(layers[key]), len(parts[key])]
                     whole, part = median(layers[key]), median(parts[key])
                     cells = microseconds(whole), microseconds(part), f"{part / whole:.2f}"
                     lines.append(f"| {label} | {tokens} | {' | '.join(cells)} |")
         if len(lines) > 2:
             tables.append("\n".join(lines))
-    return "\n\n".join(tables) or "no layer of this run was timed with and without its exchange"
+    if not tables:
+        return "no layer of this run was timed with and without its exchange"
+    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats."])
 
 
 def stages(run: EvidenceRun) -> str:
     """Our expert stage beside the fastest other one on the same rows, in steady state; above 1 ours is the faster."""
-    tables = []
+    tables, counts = [], []
     labels = {name: label for name, (label, _) in run.series().items()}
     for panel in run.panels():
         times = run.times_us(Regime.STEADY, panel, phases=(Phase.EXPERTS,))
@@ -54,6 +58,7 @@ def stages(run: EvidenceRun) -> str:
             if len(mine) != 1 or not others:
                 continue
             ours, best = here[mine[0]], here[others[0]]
+            counts += [len(ours), len(best)]
             ends = f"[{min(best) / max(ours):.2f}..{max(best) / min(ours):.2f}]"
             lines.append(
                 f"| {tokens} | {microseconds(median(ours))} | {labels[others[0]]} {microseconds(median(best))}"
@@ -61,4 +66,6 @@ def stages(run: EvidenceRun) -> str:
             )
         if len(lines) > 2:
             tables.append("\n".join(lines))
-    return "\n\n".join(tables) or "our expert stage stands beside no other in this run"
+    if not tables:
+        return "our expert stage stands beside no other in this run"
+    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats."])

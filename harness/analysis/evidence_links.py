@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from epcross.harness.analysis.captions import span
 from epcross.harness.analysis.evidence_run import EvidenceRun, names, panel_of
 from epcross.harness.measuring.link_bytes import MARGIN, difference, ratio
 from epcross.harness.terms import Regime
@@ -14,11 +15,14 @@ def links(run: EvidenceRun) -> str:
     points, and what most rows of those that differ say they are."""
     panels, name_of = run.panels(), names(run.rows)
     shares: dict[tuple[str, int], list[float]] = {}
+    counts: dict[tuple[str, int], set[tuple[str, str, int]]] = {}
     reasons: dict[str, Counter[str]] = {}
     for row in sorted(run.headline_rows(Regime.STEADY), key=lambda row: row.tokens_per_rank):
         if (share := ratio(row)) is None:
             continue
-        shares.setdefault((name_of(row), panels.index(panel_of(row))), []).append(share)
+        place = name_of(row), panels.index(panel_of(row))
+        counts.setdefault(place, set()).add((row.run_id, row.point_id, row.launch))  # a unit's rows share its count
+        shares.setdefault(place, []).append(share)
         if words := difference(row):
             reasons.setdefault(name_of(row), Counter())[words.rpartition(": ")[2]] += 1
     if not shares:
@@ -34,4 +38,5 @@ def links(run: EvidenceRun) -> str:
             cells = [f"{min(each):.2f} to {max(each):.2f}" if each else _MISSING for each in own]
             found = reasons[name].most_common(1)[0][0] if name in reasons else _MISSING
             lines.append(f"| {label} | {' | '.join(cells)} | {found} |")
-    return "\n".join(lines)
+    n = span(map(len, counts.values()))
+    return "\n".join([*lines, "", f"Each range is over n = {n} counts, one of each launch at each number of tokens."])

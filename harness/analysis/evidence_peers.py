@@ -7,15 +7,15 @@ from typing import Any
 
 import pandas as pd
 
+from epcross.harness.analysis.captions import repeats, span
 from epcross.harness.analysis.crossover import MARGIN, State, find
-from epcross.harness.analysis.evidence_run import OURS, EvidenceRun, Panel, names
+from epcross.harness.analysis.evidence_run import OURS, TIMED, EvidenceRun, Panel, names
 from epcross.harness.analysis.frame import NO_WEIGHTS, load
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
 from epcross.harness.terms import HEADLINES, Regime, Status
 
-TIMED = (Regime.STEADY, Regime.ENTRY)
 _MISSING = "-"
 _NO_CALL = "the two were never measured in one call"
 _REASONS = 3  # of a backend's points, in a status
@@ -24,13 +24,14 @@ _NEXT_LINE = " | "  # of what a process wrote before it ended
 
 
 def medians(run: EvidenceRun) -> str:
-    """A table for each panel and regime, a line for each series; then why others have none."""
-    tables, series = [], run.series()
+    """A table for each panel and regime, a line for each series; of how much; then why others have none."""
+    tables, series, places = [], run.series(), []
     for panel in run.panels():
         for regime in TIMED:
             times = run.times_us(regime, panel)
             if not times:
                 continue
+            places += run.shown(regime, panel).values()
             tokens = sorted({each for _, each in times})
             labels = {name: label for name, (label, _) in series.items() if any(own == name for own, _ in times)}
             lines = [
@@ -41,13 +42,13 @@ def medians(run: EvidenceRun) -> str:
                 cells = [microseconds(median(times[name, at])) if (name, at) in times else _MISSING for at in tokens]
                 lines.append(f"| {label} | {' | '.join(cells)} |")
             tables.append("\n".join(lines))
-    return "\n\n".join([*tables, *_reasons(run)])
+    return "\n\n".join([*tables, f"Each median is of {repeats(places)}.", *_reasons(run)])
 
 
 def leads(run: EvidenceRun) -> str:
     """The better of ours beside the best of the others at each number of tokens, in steady state. Ratios are of times
     of one call: a run that went on later, on the same GPUs, found them at other clocks."""
-    tables, series = [], run.series()
+    tables, series, counts = [], run.series(), []
     for panel in run.panels():
         times = _by_call(run, panel)
         lines = [
@@ -60,10 +61,14 @@ def leads(run: EvidenceRun) -> str:
                     f"{series[name][0]} {microseconds(median([us for call in calls for us in call]))}"
                     for name, calls in lead
                 ]
+                counts += [sum(map(len, calls)) for _, calls in lead]
                 lines.append(f"| {tokens} | {' | '.join(spoken)} | {_ratio(lead[1][1], lead[0][1])} |")
         if len(lines) > 2:
             tables.append("\n".join(lines))
-    return "\n\n".join(tables) or "nothing of ours stands beside another backend"
+    if not tables:
+        return "nothing of ours stands beside another backend"
+    n = f"Each median is of n = {span(counts)} repeats, of calls in which both were measured."
+    return "\n\n".join([*tables, n])
 
 
 def crossings(run: EvidenceRun) -> str:
@@ -136,30 +141,33 @@ def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
 
 
 def again(run: EvidenceRun) -> str:
-    """How far medians of one series differ from one start of its processes to the next: what no comparison can see."""
-    by_launch: dict[tuple[Any, ...], dict[int, list[float]]] = {}
-    name_of = names(run.rows)
+    """How far medians of one series differ from one start of its processes to the next: what no comparison can see.
+    Says of how many series, starts and repeats, since those that were started once have no part in it."""
+    by_launch: dict[tuple[Any, ...], dict[tuple[str, int], list[float]]] = {}
+    series = run.series()
     for panel in run.panels():
-        where = run.words(panel)
-        for row in run.headline_rows(panel=panel):
-            if row.regime not in TIMED or row.latency_us is None:
-                continue
-            point = (name_of(row), where, row.regime, row.tokens_per_rank)
-            by_launch.setdefault(point, {}).setdefault(row.launch, []).append(row.latency_us)
-    pairs = {
-        point: abs(median(each[max(each)]) / median(each[min(each)]) - 1)
-        for point, each in by_launch.items()
-        if len(each) > 1
-    }
-    if not pairs:
+        for regime in TIMED:
+            for (name, tokens), rows in run.shown(regime, panel).items():
+                starts = by_launch.setdefault((name, run.words(panel), regime, tokens), {})
+                for row in rows:
+                    assert row.latency_us is not None
+                    starts.setdefault((row.run_id, row.launch), []).append(row.latency_us)
+    compared = {point: [each[start] for start in sorted(each)] for point, each in by_launch.items() if len(each) > 1}
+    if not compared:
         return "each series was started once, so nothing can be said of what a second start changes"
-    worst = max(pairs, key=lambda point: pairs[point])
-    beyond = sum(share > MARGIN for share in pairs.values())
-    label = run.series()[worst[0]][0]
+    apart = {point: abs(median(each[-1]) / median(each[0]) - 1) for point, each in compared.items()}
+    worst = max(apart, key=lambda point: apart[point])
+    labels = [label for name, (label, _) in series.items() if name in {point[0] for point in compared}]
+    starts = span(len(each) for each in compared.values())
+    n = span(len(times) for each in compared.values() for times in each)
+    others = len(series) - len(labels)
+    once = f"; the other {others} series, started once, tell nothing of it" if others else ""
     return (
-        f"the first and the last start of the same series, compared at {len(pairs)} points, differ by more than"
-        f" {MARGIN:.0%} at {beyond}; half of them by less than {median(list(pairs.values())):.1%}, and the largest is"
-        f" {pairs[worst]:.1%} ({label}, {worst[1]}, {worst[2]}, {worst[3]} tokens per rank)"
+        f"{len(labels)} of the {len(series)} series ({'; '.join(labels)}) have points with more than one start: the"
+        f" first and the last of {starts} starts, compared at {len(compared)} points by the medians of n = {n} repeats"
+        f" each, differ by more than {MARGIN:.0%} at {sum(share > MARGIN for share in apart.values())}; half of them by"
+        f" less than {median(list(apart.values())):.1%}, and the largest is {apart[worst]:.1%}"
+        f" ({series[worst[0]][0]}, {worst[1]}, {worst[2]}, {worst[3]} tokens per rank){once}"
     )
 
 

@@ -17,6 +17,9 @@ from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
 OURS = ("onesided", "layer_onesided")
 """How the names of backends begin whose kernels are this repository's."""
 
+TIMED = (Regime.STEADY, Regime.ENTRY)
+"""Regimes whose numbers documents show."""
+
 Key = tuple[str, int]
 """(series, tokens per rank)."""
 
@@ -99,17 +102,23 @@ class EvidenceRun:
             found[name] = (name.replace(row.backend, config["label"], 1), config["color"])
         return found
 
+    def shown(
+        self, regime: Regime, panel: "Panel", *, phases: Collection[Phase] = HEADLINES
+    ) -> dict[Key, list[Record]]:
+        """The rows behind each number of a panel, by series and tokens per rank, both in order."""
+        order, name_of = list(self.series()), names(self.rows)
+        found: dict[Key, list[Record]] = {}
+        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, panel, phases=phases)]
+        for number, row in sorted(rows, key=lambda pair: (pair[0], pair[1].tokens_per_rank)):
+            found.setdefault((order[number], row.tokens_per_rank), []).append(row)
+        return found
+
     def times_us(
         self, regime: Regime, panel: "Panel", *, phases: Collection[Phase] = HEADLINES
     ) -> dict[Key, list[float]]:
-        """Headline latencies of every repeat by series and tokens per rank, both in order."""
-        order, name_of = list(self.series()), names(self.rows)
-        found: dict[Key, list[float]] = {}
-        rows = [(order.index(name_of(row)), row) for row in self.headline_rows(regime, panel, phases=phases)]
-        for number, row in sorted(rows, key=lambda pair: (pair[0], pair[1].tokens_per_rank)):
-            assert row.latency_us is not None
-            found.setdefault((order[number], row.tokens_per_rank), []).append(row.latency_us)
-        return found
+        """The latency of every repeat that is `shown`."""
+        shown = self.shown(regime, panel, phases=phases)
+        return {key: [row.latency_us for row in rows if row.latency_us is not None] for key, rows in shown.items()}
 
 
 def panel_of(row: Record) -> Panel:
@@ -188,7 +197,7 @@ def read_run(folder: Path, run: RunDirectory) -> EvidenceRun:
     rows = [Record(**row) for row in read_rows_table(folder).to_pylist() if row["run_id"] == run.run_id]
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     found = EvidenceRun(folder=folder, run=run, rows=tuple(rows), floor=read_floor(run) or {}, size_bytes=size_bytes)
-    if not found.headline_rows():
+    if not any(row.regime in TIMED for row in found.headline_rows()):
         raise StoreError(
             f"{folder} has no round trip that is ok and without flags, so no number can rest on it; take a run on a "
             "quiet machine with a core for each rank"

@@ -3,16 +3,18 @@
 from collections import Counter
 from collections.abc import Callable
 
+from epcross.harness.analysis.captions import fewest_launches, repeats
+from epcross.harness.analysis.cells import headline_flags
 from epcross.harness.analysis.evidence_layers import shares, stages
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
-from epcross.harness.analysis.evidence_run import EvidenceRun, Panel, what
+from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, Panel, what
 from epcross.harness.analysis.soak_table import moved_gb, verified_rounds
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
 from epcross.harness.record import Record
 from epcross.harness.storing.run_directory import RunDirectory
-from epcross.harness.terms import Regime, Sharing
+from epcross.harness.terms import HEADLINES, Domain, Regime, Sharing, Status
 
 
 def figure(run: EvidenceRun) -> str:
@@ -23,25 +25,29 @@ def figure(run: EvidenceRun) -> str:
 
 def caption(run: EvidenceRun) -> str:
     """What was estimated how, of how much, where: what a figure or table of `run` rests on."""
-    rows = [row for row in run.headline_rows() if row.regime != Regime.SPANS]
-    sizes = ", ".join(str(ep_size) for ep_size in run.ep_sizes())
-    launches, seeds, chains = (len({getattr(row, name) for row in rows}) for name in ("launch", "seed", "chain"))
-    most = launches * seeds * chains
-    least = min(Counter((row.point_id, row.phase) for row in rows).values())
-    count = f"{most if least == most else f'{least} to {most}'} repeats"
-    count += f" (launches x seeds x chains: {'' if least == most else 'up to '}{launches} x {seeds} x {chains})"
-    if launches < MIN_LAUNCHES:
+    places = [own for panel in run.panels() for regime in TIMED for own in run.shown(regime, panel).values()]
+    rows = [row for own in places for row in own]
+    sizes = ", ".join(map(str, sorted({row.ep_size for row in rows})))
+    count = repeats(places)
+    if fewest_launches(places) < MIN_LAUNCHES:
         count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
     estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
     models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
     formats = ", ".join(sorted({_formats(row) for row in rows}))
     inside = " ".join(sorted(set.intersection(*(set((row.boundary or "").split()) for row in rows))))
+    left_out = Counter(
+        flag
+        for row in run.rows
+        if row.phase in HEADLINES and row.regime in TIMED and row.status == Status.OK
+        for flag in headline_flags(row)
+    )
+    flagged = ", ".join(f"{count} repeats flagged {flag} left out" for flag, count in sorted(left_out.items()))
     domains = ", ".join(
         sorted({row.domain + (f" ({row.sharing})" if row.sharing != Sharing.NONE else "") for row in rows})
     )
     return (
-        f"Median and range of n = {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
-        f"{inside or 'nothing in common'}. Domain {domains}; EP {sizes}; flagged rows left out; run "
+        f"Median and range of {count}. Each repeat: {estimators}. {models}, {formats}; inside the window of all: "
+        f"{inside or 'nothing in common'}. Domain {domains}; EP {sizes}; {flagged or 'no repeat was flagged'}; run "
         f"{sources(run)}."
     )
 
@@ -49,9 +55,14 @@ def caption(run: EvidenceRun) -> str:
 def sources(run: EvidenceRun) -> str:
     """Which run, on which machine; with several, which EP sizes are whose."""
     told = run.sources()
+    shared = {row.run_id for row in run.headline_rows() if row.domain == Domain.SHARED_GPU}
+    where = {
+        one.run_id: ("one of " if one.run_id in shared and len(one.environment["gpus"]) > 1 else "") + machine_of(one)
+        for one, _ in told
+    }
     if len(told) == 1:
-        return f"{told[0][0].run_id} on {machine_of(told[0][0])}"
-    return "; ".join(f"{one.run_id} (EP {', '.join(map(str, sizes))}) on {machine_of(one)}" for one, sizes in told)
+        return f"{told[0][0].run_id} on {where[told[0][0].run_id]}"
+    return "; ".join(f"{one.run_id} (EP {', '.join(map(str, sizes))}) on {where[one.run_id]}" for one, sizes in told)
 
 
 def _formats(row: Record) -> str:
@@ -134,6 +145,16 @@ def size(run: EvidenceRun) -> str:
     return f"{run.size_bytes / 1e6:.1f} MB"
 
 
+def versions(run: EvidenceRun) -> str:
+    """Of each backend with a number, the version of its library, or the hash of our own kernels' sources."""
+    rows = run.headline_rows()
+    labels: dict[str, list[str]] = {}
+    for name, config in run.backends.items():
+        for version in sorted({str(row.backend_version) for row in rows if row.backend == name}):
+            labels.setdefault(version, []).append(config["label"])
+    return ", ".join(f"{version} ({'; '.join(names)})" for version, names in labels.items())
+
+
 def run_id(run: EvidenceRun) -> str:
     """The run, as a link to its folder."""
     return f"[{run.run.run_id}]({{root}}results/measured/{run.run.run_id})"
@@ -149,6 +170,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "wall": wall,
     "size": size,
     "run": run_id,
+    "versions": versions,
     "soak": soak,
     "medians": medians,
     "leads": leads,

@@ -69,11 +69,7 @@ def load(paths: Sequence[Path]) -> Material:
 
     from epcross.harness.analysis.frame import load as load_frame
 
-    runs = tuple(run for path in paths for run in _open_all(path))
-    ids = [run.run_id for run in runs]
-    twice = sorted({run_id for run_id in ids if ids.count(run_id) > 1})
-    if twice:
-        raise ConfigError([f"run {run_id} is given {ids.count(run_id)} times; give it once" for run_id in twice])
+    runs = open_runs(paths)
     domains = {run.run_id: sorted({str(point.domain) for point in run.plan.points}) for run in runs}
     if len({domain for found in domains.values() for domain in found}) > 1:
         found = "; ".join(f"{run_id}: {', '.join(words)}" for run_id, words in domains.items())
@@ -83,6 +79,21 @@ def load(paths: Sequence[Path]) -> Material:
         warnings.simplefilter("ignore", UserWarning)  # of damaged units: they are in `Run.problems` already
         frame = load_frame(*paths)
     return Material(runs=runs, samples=samples, frame=frame)
+
+
+def open_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
+    """Every run at `paths`, of whatever domain: run directories, and merged folders with all the runs in them.
+
+    Raises:
+        StoreError: a path is neither, or one of its documents is damaged.
+        ConfigError: a run is given twice.
+    """
+    runs = tuple(run for path in paths for run in _open_all(path))
+    ids = [run.run_id for run in runs]
+    twice = sorted({run_id for run_id in ids if ids.count(run_id) > 1})
+    if twice:
+        raise ConfigError([f"run {run_id} is given {ids.count(run_id)} times; give it once" for run_id in twice])
+    return runs
 
 
 def _open_all(path: Path) -> list[Run]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epcross.harness.errors import EpcrossError, InputError
+from epcross.kernels.extras import Extra
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"epcross: {error}\n")
         return 1
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"epcross: {error}. Notebooks need an extra: pip install 'epcross[notebooks]'\n")
+        sys.stderr.write(f"epcross: {error}. Notebooks need an extra: {Extra.NOTEBOOKS.install}\n")
         return 1
     return 0
 

@@ -3,11 +3,14 @@
 The limit is the measured token count that costs least over all that were measured: with every count up to it served by
 Sentinel and every other one by Fence, the sum of log latencies is smallest. It is 0 where Sentinel is never faster, and
 never beyond what was measured. Where medians cross once it is the last count at which Sentinel is ahead.
+
+A limit is that of one kind of measurement. Of several runs that measured one setting, those that are of one kind with
+the newest are taken together; every other one is left out, by name and with what it differs in.
 """
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,10 +23,16 @@ from epcross.kernels.onesided.crossover import Setting, machine_name
 
 SENTINEL, FENCE = "onesided_sentinel", "onesided_fence"
 _ALIKE = (
+    *("domain", "sharing", "scope", "machine", "measure_hash", "backend_version", "options"),
     *("model", "num_experts", "num_slots", "top_k", "routing", "routing_params", "placement", "combine_format"),
-    *("options", "measure_hash", "sharing"),
 )
 """What rows of one setting must agree in, lest the limit be that of a mixture."""
+
+_HASHES = frozenset({"machine", "measure_hash", "backend_version"})
+_HASH_SHOWN = 12  # digits of a hash, which are enough to tell two apart
+
+Times = Mapping[int, Mapping[str, Sequence[Record]]]
+"""Tokens per rank -> protocol -> rows, where both protocols have some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +41,7 @@ class Choice:
 
     setting: Setting
     medians_us: Mapping[int, tuple[float, float]]  # tokens -> (Sentinel, Fence)
+    repeats: tuple[int, int]  # behind one median: the fewest and the most
     sentinel_up_to: int
     source: str  # the runs, and the kernels they were of
 
@@ -41,75 +51,179 @@ class Choice:
         return self.sentinel_up_to == max(self.medians_us)
 
 
-def choices(runs: Sequence[Run]) -> list[Choice]:
-    """A choice for each setting in which both protocols have steady, ok and unflagged round trips.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A run that a limit does not rest on, or no limit at all."""
+
+    run_id: str
+    setting: Setting | None  # None: it is left out of all
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        of = "" if self.setting is None else f" of {words(self.setting)}"
+        return f"{self.run_id}: left out{of}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What follows from several runs, and what of them was left out."""
+
+    chosen: tuple[Choice, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def choices(runs: Sequence[Run]) -> Choices:
+    """A choice for each setting in which both protocols have steady, ok and unflagged round trips of one call.
 
     Raises:
-        InputError: there is none, a run does not know its GPU, or rows of one setting differ in what must be alike.
+        InputError: there is none; the message names every run with the reason why.
     """
-    groups: dict[Setting, list[Record]] = defaultdict(list)
-    for run in runs:
-        for row in run.records:
-            if row.backend in (SENTINEL, FENCE) and _counts(row):
-                groups[_setting(run, row)].append(row)
-    found = [_choice(setting, rows) for setting, rows in groups.items() if len({row.backend for row in rows}) == 2]
-    chosen = [one for one in found if one is not None]
+    left_out: list[LeftOut] = []
+    settings: dict[Setting, list[tuple[Run, list[Record]]]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.directory.created, run.run_id), reverse=True):
+        if reason := _objection(run):
+            left_out.append(LeftOut(run_id=run.run_id, setting=None, reason=reason))
+            continue
+        own: dict[Setting, list[Record]] = defaultdict(list)
+        for row in filter(_counts, run.records):
+            own[_setting(run, row)].append(row)
+        for setting, rows in own.items():
+            settings[setting].append((run, rows))
+    chosen: list[Choice] = []
+    for setting, parts in sorted(settings.items(), key=lambda item: str(item[0])):
+        taken, others = _alike(setting, parts)
+        left_out += others
+        if taken:
+            chosen.append(_choice(setting, taken))
     if not chosen:
         raise InputError(
-            f"these runs hold no token count at which both {SENTINEL} and {FENCE} have steady round trips that are ok "
-            "and without flags; measure both, such as with sweep=onesided_nvlink or sweep=onesided_h200"
+            f"these runs hold no token count at which both {SENTINEL} and {FENCE} have steady round trips that are ok, "
+            "without flags and of one call; measure both, such as with sweep=onesided_nvlink or sweep=onesided_h200"
+            + "".join(f"\n  - {one.words}" for one in left_out)
         )
-    return sorted(chosen, key=lambda one: str(one.setting))
+    return Choices(chosen=tuple(chosen), left_out=tuple(left_out))
+
+
+def words(setting: Setting) -> str:
+    """A setting as a person reads it."""
+    return f"EP {setting.ep_size}, hidden {setting.hidden}, {setting.dispatch_format} on {setting.machine}"
+
+
+def _objection(run: Run) -> str:
+    """Why no limit can rest on `run`; empty if one may."""
+    if run.plan.soak is not None:
+        return "a soak: its cases are drawn at random, so no curve goes through them"
+    own = [row for row in run.records if row.backend in (SENTINEL, FENCE)]
+    if missing := sorted({SENTINEL, FENCE} - {row.backend for row in own}):
+        return f"it has no rows of {' or of '.join(missing)}"
+    if not any(map(_counts, own)):
+        steady = [row for row in own if row.phase == Phase.ROUND_TRIP and row.regime == Regime.STEADY]
+        why = Counter(_why_not(row) for row in steady)
+        told = ", ".join(f"{count} {reason}" for reason, count in sorted(why.items()))
+        return f"of its steady round trips of both none counts ({told or 'there are none'})"
+    names = _gpus(run)
+    return "" if len(names) == 1 else f"it was taken on GPUs {names or 'that it does not name'}, not on one kind"
 
 
 def _counts(row: Record) -> bool:
-    return (
-        row.phase == Phase.ROUND_TRIP
-        and row.regime == Regime.STEADY
-        and row.status == Status.OK
-        and not headline_flags(row)
-        and row.tokens_min * row.ep_size == row.tokens_total
-    )
+    of_protocols = row.backend in (SENTINEL, FENCE) and row.phase == Phase.ROUND_TRIP and row.regime == Regime.STEADY
+    return of_protocols and not _why_not(row)
+
+
+def _why_not(row: Record) -> str:
+    """Why a steady round trip does not count; empty if it does."""
+    if row.status != Status.OK:
+        return row.status
+    if flags := headline_flags(row):
+        return f"flagged {' '.join(sorted(flags))}"
+    return "" if row.tokens_min * row.ep_size == row.tokens_total else "with other numbers of tokens on some ranks"
+
+
+def _gpus(run: Run) -> list[str]:
+    return sorted({str(gpu["name"]) for gpu in run.directory.environment.get("gpus") or ()})
 
 
 def _setting(run: Run, row: Record) -> Setting:
-    names = {str(gpu["name"]) for gpu in run.directory.environment.get("gpus") or ()}
-    if len(names) != 1:
-        raise InputError(f"{run.run_id} was taken on GPUs {sorted(names) or 'that it does not name'}, not on one kind")
+    (name,) = _gpus(run)
     shared = row.ep_size if row.domain == Domain.SHARED_GPU else 1
     return Setting(
-        machine=machine_name(names.pop(), str(row.transport), shared),
+        machine=machine_name(name, str(row.transport), shared),
         ep_size=row.ep_size,
         hidden=row.hidden,
         dispatch_format=RowFormat(row.dispatch_format),
     )
 
 
-def _choice(setting: Setting, rows: Sequence[Record]) -> Choice | None:
-    if mixed := [name for name in _ALIKE if len({getattr(row, name) for row in rows}) > 1]:
-        raise InputError(
-            f"rows of EP {setting.ep_size}, hidden {setting.hidden}, {setting.dispatch_format} on {setting.machine} "
-            f"differ in {', '.join(mixed)}; give runs that agree in these"
-        )
-    times: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _alike(setting: Setting, parts: Sequence[tuple[Run, Sequence[Record]]]) -> tuple[dict[str, Times], list[LeftOut]]:
+    """Run -> what of it can be used together with the newest, which comes first in `parts`; and what of them not."""
+    taken: dict[str, Times] = {}
+    left_out = []
+    newest: dict[str, str] = {}
+    for run, rows in parts:
+        kind, problem = _kind(rows)
+        times = _of_one_call(rows)
+        if problem:
+            reason = f"its own rows differ in {problem}; measure each of these in a run of its own"
+        elif not times:
+            reason = "no token count at which both protocols have such round trips in one call"
+        elif newest and (apart := [name for name in _ALIKE if kind[name] != newest[name]]):
+            differences = ", ".join(f"{name} ({kind[name]}, there {newest[name]})" for name in apart)
+            reason = f"it differs from {next(iter(taken))}, which is newer, in {differences}"
+        else:
+            newest = newest or kind
+            taken[run.run_id] = times
+            continue
+        left_out.append(LeftOut(run_id=run.run_id, setting=setting, reason=reason))
+    return taken, left_out
+
+
+def _kind(rows: Sequence[Record]) -> tuple[dict[str, str], str]:
+    """The one value of everything in `_ALIKE`, and what has several, with them."""
+    found = {name: sorted({_value(name, row) for row in rows}) for name in _ALIKE}
+    several = [f"{name} ({', '.join(values)})" for name, values in found.items() if len(values) > 1]
+    return {name: values[0] for name, values in found.items()}, ", ".join(several)
+
+
+def _value(name: str, row: Record) -> str:
+    value = str(getattr(row, name))
+    return value[:_HASH_SHOWN] if name in _HASHES else value
+
+
+def _of_one_call(rows: Sequence[Record]) -> Times:
+    """Rows of calls in which both protocols were measured with as many tokens."""
+    calls: dict[tuple[int, str], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        assert row.latency_us is not None
-        times[row.tokens_per_rank][row.backend].append(row.latency_us)
-    medians = {
-        tokens: (statistics.median(both[SENTINEL]), statistics.median(both[FENCE]))
-        for tokens, both in sorted(times.items())
-        if len(both) == 2
-    }
-    if not medians:
-        return None
-    used = [row for row in rows if row.tokens_per_rank in medians]
-    kernels = sorted({str(row.backend_version) for row in used})
+        calls[row.tokens_per_rank, row.allocation_id][row.backend].append(row)
+    found: dict[int, dict[str, list[Record]]] = {}
+    for (tokens, _), both in sorted(calls.items()):
+        if len(both) == 2:
+            for backend, own in both.items():
+                found.setdefault(tokens, {}).setdefault(backend, []).extend(own)
+    return found
+
+
+def _choice(setting: Setting, taken: Mapping[str, Times]) -> Choice:
+    rows: dict[int, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for times in taken.values():
+        for tokens, both in times.items():
+            for backend, own in both.items():
+                rows[tokens][backend] += own
+    medians = {tokens: (_median_us(both[SENTINEL]), _median_us(both[FENCE])) for tokens, both in sorted(rows.items())}
+    counts = [len(own) for both in rows.values() for own in both.values()]
+    kernels = sorted({str(row.backend_version) for both in rows.values() for own in both.values() for row in own})
     return Choice(
         setting=setting,
         medians_us=medians,
+        repeats=(min(counts), max(counts)),
         sentinel_up_to=limit_of(medians),
-        source=f"{', '.join(sorted({row.run_id for row in used}))}; kernels {', '.join(kernels)}",
+        source=f"{', '.join(sorted(taken))}; kernels {', '.join(kernels)}",
     )
+
+
+def _median_us(rows: Sequence[Record]) -> float:
+    return statistics.median(row.latency_us for row in rows if row.latency_us is not None)
 
 
 def limit_of(medians_us: Mapping[int, tuple[float, float]]) -> int:

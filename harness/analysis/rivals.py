@@ -19,7 +19,7 @@ class Rivals:
     regime: str
     first: Series
     second: Series
-    points: tuple[Cell, ...]  # of the first
+    points: tuple[Cell, ...]  # of both, where both have one; those of the first come first
     line: Mapping[str, Any]  # a line of `crossover.find`; its names are those of the series
 
     @property
@@ -50,6 +50,8 @@ def rivals(scene: Scene) -> list[Rivals]:
                 " ".join(subject.values()): scene.styles[series].name
                 for subject, series in zip(subjects, (first, second), strict=True)
             }
+            shared = {cell.tokens for cell in own} & {cell.tokens for cell in other}
+            points = tuple(cell for cell in (*own, *other) if cell.tokens in shared)
             for line in find(scene.rows([*own, *other]), *subjects).to_dict("records"):
                 named = {name: names.get(line[name], line[name]) for name in ("a", "b", "faster_below", "faster_above")}
                 found.append(
@@ -58,7 +60,7 @@ def rivals(scene: Scene) -> list[Rivals]:
                         regime=regime,
                         first=first,
                         second=second,
-                        points=tuple(own),
+                        points=points,
                         line={**line, **named},
                     )
                 )

@@ -119,7 +119,10 @@ def _group_parts(rows: Sequence[Record]) -> list[Any]:
         parts += [Text(line, style="dim") for line in footnotes.lines()]
     if everywhere:
         parts.append(Text(f"* every row is flagged {join_words(everywhere)}: no headline", style="dim"))
-    repeats, *rest = provenance(rows)
+    places = (
+        [row for row in column if _line(row) == line] for column in columns.values() for line in {*map(_line, column)}
+    )
+    repeats, *rest = provenance([row for place in places for row in _shown(place)] or rows)
     parts += [Text(line) for line in (f"median [lowest..highest] over {repeats}", *rest)]
     parts.append(Text(""))
     return parts
@@ -199,7 +202,7 @@ def _cell(rows: Sequence[Record], footnotes: Footnotes, everywhere: Set[str]) ->
         return Text("-", style="dim")
     ok = [row for row in rows if row.status == Status.OK]
     plain = [row for row in ok if not _shown_flags(row)]
-    shown = plain or ok
+    shown = _shown(rows)
     marks = [footnotes.mark(sentence) for sentence in _remarks(rows, ok, plain, everywhere)]
     if not shown:
         words = " ".join(sorted({row.status for row in rows}))
@@ -208,6 +211,12 @@ def _cell(rows: Sequence[Record], footnotes: Footnotes, everywhere: Set[str]) ->
     star = "*" if everywhere else ""
     words = f"{microseconds(median(times))}{star} [{microseconds(min(times))}..{microseconds(max(times))}]"
     return Text(" ".join([words, *marks]), style="" if plain else "dim")
+
+
+def _shown(rows: Iterable[Record]) -> list[Record]:
+    """The rows behind the number of a cell: the ok ones without a flag, or all ok ones where each has one."""
+    ok = [row for row in rows if row.status == Status.OK]
+    return [row for row in ok if not _shown_flags(row)] or ok
 
 
 def _remarks(rows: Sequence[Record], ok: Sequence[Record], plain: Sequence[Record], everywhere: Set[str]) -> list[str]:

@@ -15,11 +15,12 @@ from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
 from epcross.harness.backends.landing import as_identified, local_ids
 from epcross.harness.point import Point
 from epcross.harness.terms import Domain, GraphSupport, RowFormat
+from epcross.kernels.extras import Extra
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-REMEDY = "pip install 'epcross[flashinfer]'"
+REMEDY = Extra.FLASHINFER.install
 MAX_RANKS = 64
 FORMATS = {RowFormat.BF16: 8, RowFormat.FP8: 128, RowFormat.MXFP8: 32, RowFormat.NVFP4: 32}
 """Row formats, and what rows must be a multiple of."""

@@ -28,6 +28,7 @@ from epcross.harness.backends.base import (
 )
 from epcross.harness.point import Point
 from epcross.harness.terms import Boundary, Domain, Phase, RowFormat, Scope
+from epcross.kernels.extras import Extra
 from epcross.kernels.formats import padded, row_size
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Gloo(Backend):
 
             usable = dist.is_available() and dist.is_gloo_available()
         except ImportError:
-            return "torch is not installed; `make torch`, or pip install 'epcross[gloo]' from a CPU index of torch"
+            return f"torch is not installed; `make torch`, or {Extra.GLOO.install}, with a CPU index of torch"
         except Exception as error:
             return f"torch does not import here ({error}); install a CPU build of it with `make torch`"
         return None if usable else "this torch was built without gloo; install a CPU build of it with `make torch`"

@@ -17,12 +17,13 @@ from epcross.harness.terms import Boundary
 from epcross.kernels.experts.formats import FP8_BLOCK, Arithmetic, WeightFormat
 from epcross.kernels.experts.quantise import quantise_rows
 from epcross.kernels.experts.weights import WeightCopy
+from epcross.kernels.extras import Extra
 from epcross.kernels.formats import RowFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-REMEDY = "pip install 'epcross[flashinfer]'"
+REMEDY = Extra.FLASHINFER.install
 NO_CLAMP = 65504.0
 """The library clamps gate and up; at this value nothing is."""
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from epcross.harness.backends.base import Group
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import Boundary, Phase, RowFormat, Sharing
+from epcross.kernels.extras import Extra
 
 SHARING_NCCL = (2, 30)
 """The first NCCL that takes several ranks on one GPU, with NCCL_MULTI_RANK_GPU_ENABLE=1."""
@@ -70,7 +71,7 @@ def no_gpu(least: tuple[int, int] = (0, 0)) -> str | None:
     try:
         import torch
     except Exception as error:  # a CUDA build without its libraries raises OSError
-        return f"torch cannot be imported ({error}): install it for CUDA, pip install 'epcross[gpu]'"
+        return f"torch cannot be imported ({error}): install it for CUDA, {Extra.GPU.install}"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA GPU: a CUDA build of torch, a driver and a GPU are needed"
     capability = torch.cuda.get_device_capability()

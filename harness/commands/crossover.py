@@ -1,6 +1,7 @@
 """`epcross crossover`: up to how many tokens Sentinel is the faster protocol, as a file that `onesided_auto` reads."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,19 +29,22 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
     limit for each machine, EP size, hidden size and format. Backend onesided_auto, and protocol="auto" of the kernels,
     go by the file.
 
+    Of several runs of one setting those count that agree with the newest in kernels, harness, machine and conditions;
+    every other one, and every soak, is left out by name, with the reason.
+
     \b
     Example: epcross crossover results/runs/RUN --save crossover.json
              epcross run sweep=onesided_nvlink backend=onesided_auto backend.options.crossover=$PWD/crossover.json
     """
-    from epcross.harness.analysis import material
+    from epcross.harness.analysis.material import open_runs
     from epcross.harness.analysis.protocol_choice import choices
     from epcross.harness.errors import EpcrossError
     from epcross.kernels.onesided.crossover import Crossovers
 
-    found = choices([run for path in runs for run in material.load([path]).runs])
+    found = choices(open_runs(runs))
     if save is not None:
         entries = {} if not save.exists() else Crossovers.load(save).entries
-        entries |= {one.setting: (one.sentinel_up_to, one.source) for one in found}
+        entries |= {one.setting: (one.sentinel_up_to, one.source) for one in found.chosen}
         try:
             Crossovers(entries).save(save)
         except OSError as error:
@@ -54,17 +58,31 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
                 "dispatch_format": str(one.setting.dispatch_format),
                 "sentinel_up_to_tokens": one.sentinel_up_to,
                 "medians_us": {str(tokens): list(both) for tokens, both in one.medians_us.items()},
+                "repeats": list(one.repeats),
                 "source": one.source,
             }
-            for one in found
+            for one in found.chosen
         ]
-        click.echo(json.dumps({"crossovers": lines, "saved": None if save is None else str(save)}))
+        left_out = [
+            {
+                "run_id": one.run_id,
+                "of": None if one.setting is None else asdict(one.setting),
+                "reason": one.reason,
+            }
+            for one in found.left_out
+        ]
+        told = {"crossovers": lines, "left_out": left_out, "saved": None if save is None else str(save)}
+        click.echo(json.dumps(told))
         return
     out = console()
-    for one in found:
+    for one in found.chosen:
         out.print(_table(one))
         more = "; it was still ahead there, so more tokens may be its own: measure more" if one.open_ended else ""
+        n = " to ".join(map(str, dict.fromkeys(one.repeats)))
         out.print(f"Sentinel up to {one.sentinel_up_to} tokens{more}", soft_wrap=True, markup=False)
+        out.print(f"medians of n = {n} repeats, steady; {one.source}\n", soft_wrap=True, markup=False)
+    for one in found.left_out:
+        out.print(one.words, soft_wrap=True, markup=False)
     if save is not None:
         out.print(str(save), soft_wrap=True, markup=False)
 
@@ -73,9 +91,9 @@ def _table(choice: "Choice") -> "Table":
     from rich import box
     from rich.table import Table
 
-    at = choice.setting
-    title = f"{at.machine}: EP {at.ep_size}, hidden {at.hidden}, {at.dispatch_format}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    from epcross.harness.analysis.protocol_choice import words
+
+    table = Table(title=words(choice.setting), box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("tokens", "Sentinel (us)", "Fence (us)", "Fence / Sentinel"):
         table.add_column(heading, justify="right")
     for tokens, (sentinel, fence) in choice.medians_us.items():

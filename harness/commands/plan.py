@@ -33,8 +33,9 @@ def command(overrides: tuple[str, ...], config_dirs: tuple[Path, ...], as_json: 
     \b
     Example: epcross plan sweep=quickstart model=qwen3_235b tokens_per_rank=1,8,32
     """
+    from epcross.harness.planning.build import build
     from epcross.harness.planning.estimate import free_shm_bytes, needs
-    from epcross.harness.planning.plan import SLURM, build
+    from epcross.harness.planning.plan import SLURM
 
     plan = build(overrides, config_dirs)
     if plan.launcher.name == SLURM:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from epcross.harness.commands import WIDTH, warnings_as_lines
+from epcross.harness.commands.attended import execute, exit_code
 
 if TYPE_CHECKING:
     from epcross.harness.record import Record
@@ -42,17 +43,17 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     With --profile, workers run under the command given, such as 'perf record -o {log}'; their rows are flagged
     `profiled`, since they pay for it.
 
+    The exit code is that of `epcross run`: 0 only if the rows are as they should be, 3 if nothing was measured.
+
     \b
     Example: epcross point 3f2a --profile 'strace -f -o {log}'
     """
     from epcross.harness.analysis.beside import beside_table, differences
-    from epcross.harness.commands.run import INTERRUPTED, StopSignal
-    from epcross.harness.planning.plan import alone
+    from epcross.harness.analysis.unmeasured import why_unmeasured
+    from epcross.harness.planning.build import alone
     from epcross.harness.running import session as sessions
-    from epcross.harness.running.display import Display
     from epcross.harness.running.find_point import describe, find_point, runs_in
     from epcross.harness.running.launch import End
-    from epcross.harness.running.progress import ProgressReader
     from epcross.harness.running.recorder import FINE
     from epcross.harness.storing.store import read_units
 
@@ -68,15 +69,7 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
         stored = _stored(found)
     session = sessions.start(alone(found.plan, found.point, timing=timing, output_dir=output_dir, note=note))
     session.profile = profile
-    session.stop_asked = StopSignal().asked
-    reader = ProgressReader(session.run.path)
-    reader.skip_to_end()
-    errors = Console(stderr=True, highlight=False)
-    errors.print(f"run {session.run.path}", soft_wrap=True)
-    with Display(reader, errors) as display:
-        session.tick = display.update
-        end = session.execute()
-        display.update()
+    end = execute(session)
 
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
     now = [record for unit in read_units(session.run)[0] for record in unit.records]
@@ -89,10 +82,12 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     if profile:
         logs = sorted(session.run.logs.glob("*.profile*"))
         console.print(Text(f"From the profiler: {', '.join(map(str, logs))}" if logs else ""), soft_wrap=True)
+    unmeasured = why_unmeasured(now) if end.end is End.DONE else None
+    if unmeasured:
+        console.print(unmeasured, soft_wrap=True, markup=False)
     console.print(str(session.run.path), soft_wrap=True, markup=False)
-    if end.end is End.CANCELLED:
-        return INTERRUPTED
-    return 0 if end.end is End.DONE and {record.status for record in now} <= FINE else 1
+    fine = end.end is End.DONE and {record.status for record in now} <= FINE
+    return exit_code(end, fine=fine, measured=unmeasured is None)
 
 
 def _check_profile(profile: str) -> None:

@@ -1,24 +1,21 @@
 """`epcross run`: measure a sweep, or go on with a run that was interrupted."""
 
 import json
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from epcross.harness.commands import WIDTH, config_dir_option, json_option, overrides_argument
+from epcross.harness.commands.attended import execute, exit_code
 
 if TYPE_CHECKING:
     from epcross.harness.planning.plan import Plan
     from epcross.harness.running.launch import JobEnd
     from epcross.harness.running.session import Session
-
-INTERRUPTED = 130
 
 
 @click.command("run")
@@ -35,16 +32,23 @@ def command(
     overrides: tuple[str, ...], resume: Path | None, fail_fast: bool, config_dirs: tuple[Path, ...], as_json: bool
 ) -> int:
     """Measure every point of a sweep: verify, time and verify again, on every rank. Ends with a table and the path of
-    the run; the exit code is 0 only if every row is as it should be. Ctrl-C ends all ranks and keeps what is stored.
+    the run. Ctrl-C ends all ranks and keeps what is stored.
 
     With launcher=slurm the jobs are submitted and the command returns at once; `status`, `cancel` and `report` take the
     path of the run from then on.
 
     \b
+    Exit code: 0 every row is as it should be: ok, or unsupported or unavailable with a reason
+               1 a row is not, the run is not complete, or it was refused
+               2 wrong usage
+               3 nothing was measured: every row is unsupported or unavailable
+               130 cancelled
+    \b
     Example: epcross run sweep=quickstart
     """
     from epcross.harness.errors import ConfigError
-    from epcross.harness.planning.plan import SLURM, build
+    from epcross.harness.planning.build import build
+    from epcross.harness.planning.plan import SLURM
 
     if resume and (overrides or config_dirs):
         raise ConfigError("--resume goes on with the plan of the run, so it takes no overrides and no --config-dir")
@@ -69,26 +73,15 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
     from epcross.harness.commands.plan import absent_text
     from epcross.harness.planning.plan import Plan
     from epcross.harness.running import session as sessions
-    from epcross.harness.running.display import Display
-    from epcross.harness.running.progress import ProgressReader
 
     assert what is not None
     session = sessions.start(what) if isinstance(what, Plan) else sessions.resume(what)
     session.fail_fast = fail_fast
-    session.stop_asked = StopSignal().asked
-    reader = ProgressReader(session.run.path)
-    reader.skip_to_end()
-    errors = Console(stderr=True, highlight=False)
-    errors.print(f"run {session.run.path}", soft_wrap=True)
-    if absent := session.plan.config.get("absent_backends"):
-        errors.print(absent_text(absent), soft_wrap=True, markup=False)
+    absent = session.plan.config.get("absent_backends")
     try:
-        with Display(reader, errors) as display:
-            session.tick = display.update
-            end = session.execute()
-            display.update()
+        end = execute(session, said=absent_text(absent) if absent else "")
     except KeyboardInterrupt:
-        errors.print(f"Go on with: epcross run --resume {session.run.path}", soft_wrap=True, markup=False)
+        click.echo(f"Go on with: epcross run --resume {session.run.path}", err=True)
         raise
     return _finish(session, end, as_json)
 
@@ -96,6 +89,7 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     from epcross.harness.analysis.soak_table import failure_lines, soak_table, verified_rounds
     from epcross.harness.analysis.table import run_table
+    from epcross.harness.analysis.unmeasured import why_unmeasured
     from epcross.harness.running.launch import End
     from epcross.harness.running.recorder import FINE
     from epcross.harness.storing.store import read_floor, read_units
@@ -123,26 +117,30 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     if end.end is not End.DONE:
         console.print(f"The run is not complete: {end.reason}", soft_wrap=True, markup=False)
         console.print(f"Go on with: epcross run --resume {path}", soft_wrap=True, markup=False)
+    unmeasured = why_unmeasured(rows) if end.end is End.DONE and not problems else None
+    if unmeasured:
+        console.print(unmeasured, soft_wrap=True, markup=False)
     console.print(str(path), soft_wrap=True, markup=False)
+    # a soak ends when its time is over, wherever it is; to have verified nothing is no success
+    allowed = FINE | {Status.SKIPPED} if soaked and verified_rounds(rows) else FINE
+    no_floor = any("error" in entry for entry in floor.values())
+    fine = end.end is End.DONE and not problems and not no_floor and set(statuses) <= allowed
+    code = exit_code(end, fine=fine, measured=unmeasured is None)
     if as_json:
         summary = {
             "run_id": session.run.run_id,
             "path": str(path),
             "end": end.end,
+            "exit_code": code,
             "reason": end.reason or None,
+            "unmeasured": unmeasured,
             "units": len(units),
             "planned_units": planned,
             "statuses": dict(statuses),
             "verified_rounds": verified_rounds(rows),
         }
         click.echo(json.dumps(summary))
-    if end.end is End.CANCELLED:
-        return INTERRUPTED
-    no_floor = any("error" in entry for entry in floor.values())
-    # a soak ends when its time is over, wherever it is; to have verified nothing is no success
-    allowed = FINE | {Status.SKIPPED} if soaked and verified_rounds(rows) else FINE
-    fine = end.end is End.DONE and not problems and not no_floor and set(statuses) <= allowed
-    return 0 if fine else 1
+    return code
 
 
 def _floor_line(name: str, entry: dict[str, Any]) -> str:
@@ -152,21 +150,3 @@ def _floor_line(name: str, entry: dict[str, Any]) -> str:
     units = ("_us", "_gbps")
     numbers = [f"{key} {value:.3g}" for key, value in entry.items() if key.endswith(units) and isinstance(value, float)]
     return f"floor of {name}: {', '.join(numbers)}"
-
-
-class StopSignal:
-    """Turns the first signal into a request to end in good order; a second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self._reason: str | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._note)
-
-    def asked(self) -> str | None:
-        """Why to end; None to go on."""
-        return self._reason
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self._reason is not None:
-            raise KeyboardInterrupt
-        self._reason = f"cancelled by {signal.Signals(number).name}"

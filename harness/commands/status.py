@@ -25,6 +25,7 @@ def command(run: Path, as_json: bool) -> None:
     Example: epcross status results/runs/20260131-120000-quickstart-1a2b
     """
     from epcross.harness.analysis.table import status_table
+    from epcross.harness.analysis.unmeasured import why_unmeasured
     from epcross.harness.planning.plan import SLURM, Plan
     from epcross.harness.running.display import failure_line, progress_line
     from epcross.harness.running.progress import Pace, ProgressReader
@@ -46,6 +47,7 @@ def command(run: Path, as_json: bool) -> None:
     missing = missing_rows(units, plan.points, plan.timing)
     state = "running" if owner else "interrupted" if missing else "finished"
     planned = len(plan.points) * plan.timing.launches
+    unmeasured = why_unmeasured(rows) if state == "finished" else None
     if as_json:
         statuses: dict[str, int] = {}
         for row in rows:
@@ -58,6 +60,7 @@ def command(run: Path, as_json: bool) -> None:
             "planned_units": planned,
             "missing_rows": len(missing),
             "statuses": statuses,
+            "unmeasured": unmeasured,
             "eta_s": pace.eta_s if owner else None,
             "problems": [str(problem) for problem in problems],
             "failures": pace.failures[-SHOWN_FAILURES:],
@@ -71,6 +74,8 @@ def command(run: Path, as_json: bool) -> None:
     console.print(status_table(rows, planned_units=planned, done_units=len(units), problems=problems))
     for note in pace.failures[-SHOWN_FAILURES:]:
         console.print(failure_line(note), soft_wrap=True, markup=False)
+    if unmeasured:
+        console.print(unmeasured, soft_wrap=True, markup=False)
     if state == "interrupted":
         last = next((note for note in reversed(notes) if note["event"] in ("end", "session")), None)
         if last and last["event"] == "end" and last["reason"]:

@@ -36,6 +36,7 @@ class Facts:
     imex: str = ""  # what its service says
     mps: bool = False
     take_descriptor: int = 0  # errno of taking a sibling's file; 0 is good
+    locks_refused: str = ""  # why no locks can be held
     shm_free_bytes: int | None = None
     cache: str = ""  # where kernels compiled on this node are kept
     cache_disk: str = ""  # its file system
@@ -148,6 +149,7 @@ def collect(
         imex=_imex(asked) if any(gpu.fabric.cluster for gpu in gpus) else "",
         mps=asked.exists(asked.variables.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps") + "/control"),
         take_descriptor=read("take_descriptor", asked.take_descriptor, 255) if gpus else 0,
+        locks_refused=asked.locks_refused(),
         shm_free_bytes=read("dev_shm", lambda: asked.space("/dev/shm")[1], None),
         cache=cache,
         cache_disk=read("cache_disk", lambda: disk_of(asked.text("/proc/self/mounts"), cache), ""),

@@ -145,8 +145,8 @@ def _domains(facts: Sequence[Facts], wanted: Wanted) -> Iterator[Finding]:
             severity=Severity.STOPS,
             subject="NVLink domain",
             text=f"the ranks are in {len(groups)} domains ({table}); one-sided kernels cannot reach across",
-            next_step="take nodes of one domain (cluster.segment=true, cluster.nodelist), or scope=scale_out, which "
-            "NCCL, DeepEP and gloo run across domains",
+            next_step="take nodes of one domain (cluster.segment=true, cluster.nodelist), or scope=scale_out with a "
+            "backend that spans domains, such as gloo with device=cpu",
         )
     if len(groups) == 1 and wanted.scope is Scope.SCALE_OUT:
         yield Finding(
@@ -243,7 +243,7 @@ def _in_use(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
                 severity=Severity.STOPS,
                 subject="GPU lock",
                 text=f"{problem} (at {in_words(members)})",
-                next_step="a run needs it to keep others from the GPU: let /tmp be writable, delete what lies there",
+                next_step="a run needs it to keep others from the GPU: have what lies there deleted",
             )
 
 

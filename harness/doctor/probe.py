@@ -55,6 +55,16 @@ class NodeProbe(Probe):
         except LockUnusable as error:
             raise LookupError(str(error)) from error
 
+    def locks_refused(self) -> str:
+        """Why no locks can be held on this node, as a sentence; empty if they can."""
+        from epcross.harness.running.lock_file import LockUnusable, require_folder
+
+        try:
+            require_folder()
+        except LockUnusable as error:
+            return str(error)
+        return ""
+
     def take_descriptor(self) -> int:
         """The error number with which a process is refused a file of its sibling, as a rank takes its peer's memory; 0
         if it is not refused."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from epcross.harness.doctor import gpu_rules
 from epcross.harness.doctor.facts import Facts, is_network
-from epcross.harness.doctor.findings import Finding, Severity, Wanted, differ, in_words
+from epcross.harness.doctor.findings import Finding, Severity, Wanted, differ, grouped, in_words
 
 SHM_LEAST_BYTES = 256 << 20
 """For NCCL and the workers of a node; Docker's default is 64 MiB."""
@@ -12,7 +12,7 @@ SHM_LEAST_BYTES = 256 << 20
 
 def examine(facts: Sequence[Facts], wanted: Wanted) -> list[Finding]:
     """Everything that the facts tell, worst first."""
-    rules: list[Callable[[Sequence[Facts], Wanted], Iterable[Finding]]] = [_alike, _room, _caches]
+    rules: list[Callable[[Sequence[Facts], Wanted], Iterable[Finding]]] = [_alike, _room, _caches, _locks]
     if wanted.gpus:
         rules += gpu_rules.RULES
     else:
@@ -82,3 +82,14 @@ def _caches(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
             text=f"{shared[0].cache} is on {shared[0].cache_disk} at {in_words(shared)}: slow, and stale for others",
             next_step="cluster.setup: export EPCROSS_CACHE_DIR=/tmp/epcross-$USER",
         )
+
+
+def _locks(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
+    for problem, members in grouped(facts, lambda f: f.locks_refused).items():
+        if problem:
+            yield Finding(
+                severity=Severity.STOPS,
+                subject="locks",
+                text=f"{problem} (at {in_words(members)})",
+                next_step="export EPCROSS_LOCKS=FOLDER before the command, or in cluster.setup",
+            )

@@ -7,8 +7,9 @@ from pathlib import Path
 from epcross.harness.backends.loader import CannotImport
 from epcross.harness.doctor.findings import Wanted
 from epcross.harness.errors import ConfigError
+from epcross.harness.planning.build import build
 from epcross.harness.planning.estimate import job_need, usable_cores
-from epcross.harness.planning.plan import SLURM, Plan, build
+from epcross.harness.planning.plan import SLURM, Plan
 from epcross.harness.planning.typed import Mismatch
 from epcross.harness.slurm.layout import Layout, layout_of
 from epcross.harness.terms import Domain, Scope

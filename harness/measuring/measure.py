@@ -1,60 +1,30 @@
-"""One unit, start to finish, on every rank: prepare, verify, time, verify again, describe.
+"""One unit, start to finish, on every rank, and its rows.
 
-The only place where a backend, the workload, the checks and the clock meet. Collective: all ranks run it in step and
-rank 0 returns the rows. A wrong output is a result (`incorrect`); anything else that goes wrong is raised, and the
-supervisors record it.
+Collective: all ranks run it in step and rank 0 returns the rows. A wrong output is a result (`incorrect`); anything
+else that goes wrong is raised, and the supervisors record it.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from epcross.harness.backends.base import Backend, Description, Group, Int32
-from epcross.harness.backends.layer import LayerBackend, hidden_point
-from epcross.harness.measuring.gpu_state import nvml_here
-from epcross.harness.measuring.gpu_watch import GpuWatch, open_watch
-from epcross.harness.measuring.link_bytes import difference, pair_row_bytes
+from epcross.harness.backends.base import Backend, Group
+from epcross.harness.measuring.link_bytes import difference
 from epcross.harness.measuring.nvtx import staged
-from epcross.harness.measuring.timer import HostTimer, Timer
-from epcross.harness.measuring.timing import of_all_ranks, pairs_for
 from epcross.harness.measuring.unit_rows import (
     Chain,
     chains_from_bytes,
     chains_to_bytes,
     described_fields,
-    description_from_json,
-    description_to_json,
     unit_result,
 )
-from epcross.harness.point import Point, Timing, Unit
+from epcross.harness.measuring.unit_session import Incorrect, UnitSession
+from epcross.harness.point import Timing, Unit
 from epcross.harness.record import UnitResult
 from epcross.harness.storing.rows import RunContext, base_record, failed_records
-from epcross.harness.terms import Domain, Flag, Phase, Regime, Stage, Status
-from epcross.harness.verification.local_ranks import LocalRanks, local_ranks
-from epcross.harness.verification.verify import Mismatch
-from epcross.harness.workload import traffic
-from epcross.harness.workload.batches import GroupBatch, group_batch, ids_hash
-from epcross.harness.workload.placement import Slots, lay_out
-from epcross.harness.workload.tape import Payload
-
-if TYPE_CHECKING:
-    from epcross.harness.measuring.link_counters import LinkCount
-
-EXACT_SET = 1_000
-"""Set numbers from here on are used in checks only, so that a check never repeats a timed set's ids."""
-
-FRESH_SET = 2_000
-
-
-class Incorrect(Exception):
-    """An output was wrong on some rank; every rank raises it together with the same sentence."""
-
-    def __init__(self, stage: Stage, rank: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.stage, self.rank, self.sentence = stage, rank, sentence
+from epcross.harness.terms import Domain, Flag, Stage, Status
 
 
 def measure_unit(
@@ -65,7 +35,7 @@ def measure_unit(
     context: RunContext,
     report_stage: Callable[[Stage], None],
     flags: Iterable[Flag] = (),
-    session_type: "type[UnitSession] | None" = None,
+    session_type: type[UnitSession] = UnitSession,
 ) -> UnitResult | None:
     """Measure one unit on this rank; the rows on rank 0, None on the others.
 
@@ -76,9 +46,8 @@ def measure_unit(
     flags = frozenset(flags)
     ranges = None if unit.point.domain is Domain.CPU else staged(report_stage)
     report_stage = ranges or report_stage
-    session = (session_type or UnitSession)(
-        backend, unit.point, timing, group, report_stage, oversubscribed=Flag.OVERSUBSCRIBED in flags
-    )
+    oversubscribed = Flag.OVERSUBSCRIBED in flags
+    session = session_type(backend, unit.point, timing, group, report_stage, oversubscribed=oversubscribed)
     wrong: Incorrect | None = None
     chains: list[Chain] = []
     facts: dict[str, Any] = {}
@@ -127,193 +96,3 @@ def measure_unit(
     )
     common = replace(common, nvlink_note=common.nvlink_note or difference(common))
     return unit_result(unit, timing, common, gathered, flags=flags, boundary=backend.boundary)
-
-
-class UnitSession:
-    """The state of one unit on one rank."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        point: Point,
-        timing: Timing,
-        group: Group,
-        report_stage: Callable[[Stage], None],
-        *,
-        oversubscribed: bool,
-    ) -> None:
-        self.backend, self.point, self.timing, self.group = backend, point, timing, group
-        self.inputs = hidden_point(point) if isinstance(backend, LayerBackend) else point  # whose rows ranks are given
-        self.report_stage = report_stage
-        self.oversubscribed = oversubscribed
-        self.slots: Slots = lay_out(point.placement, point.model.num_experts, point.ep_size)
-        self.ranks: LocalRanks = local_ranks(backend, point, group, self.slots)
-        self.timer: Timer | None = None
-        self.watch = GpuWatch()  # of this process's GPU, before and after each seed's series
-        self.links: LinkCount | None = None
-        self.flags: frozenset[Flag] = frozenset()  # that the measurement itself earned
-        self.ids: list[tuple[Int32, ...]] = []
-        self.counts: list[traffic.Traffic] = []
-        self.verified_rounds = 0  # that every rank found right
-
-    def run(self) -> list[Chain]:
-        """Every seed and chain of the unit."""
-        chains: list[Chain] = []
-        for seed in range(self.timing.seeds):
-            timed = [self._batch(seed, s, Payload.RANDOM) for s in range(self.timing.sets)]
-            exact, fresh = self._batch(seed, EXACT_SET, Payload.EXACT), self._batch(seed, FRESH_SET, Payload.RANDOM)
-            if seed == 0:
-                self._prepare(timed)
-            self.ranks.expect([exact, *timed, fresh])
-            self.ids += [batch.ids for batch in timed]
-            self.counts += [traffic.count(batch.ids, self.slots.slot_rank, self.point.ep_size) for batch in timed]
-            self.report_stage(Stage.VERIFY_BEFORE)
-            self._check_round(Stage.VERIFY_BEFORE, 0, exact)
-            # last set first: a chain ends on the last set, so sums that it never wrote would be those of set 0
-            for s, batch in reversed(list(enumerate(timed))):
-                self._check_round(Stage.VERIFY_BEFORE, s, batch)
-            self.report_stage(Stage.TIME)
-            self.watch.read()
-            chains += self._time(seed, timed)
-            self.watch.read()
-            self.report_stage(Stage.VERIFY_AFTER)
-            self._check_round(Stage.VERIFY_AFTER, 0, fresh)
-        return chains
-
-    def _batch(self, seed: int, set_index: int, payload: Payload) -> GroupBatch:
-        return group_batch(self.inputs, seed=seed, set_index=set_index, payload=payload)
-
-    def _prepare(self, timed: list[GroupBatch]) -> None:
-        self.report_stage(Stage.PREPARE)
-        self.ranks.prepare(timed)
-        self.timer = self._make_timer()
-        self.watch = GpuWatch() if self.point.domain is Domain.CPU else open_watch()
-        if self.point.domain is Domain.NVLINK and self.point.regime is Regime.STEADY:
-            self.links = self._make_links()
-        # compiling and tuning take unequal times; nobody may start a bounded wait before all are ready
-        self.group.barrier()
-
-    def _make_timer(self) -> Timer:
-        if self.point.domain is Domain.CPU:
-            return HostTimer(self.group, oversubscribed=self.oversubscribed, limit_s=self.timing.wall_limit_s)
-        from epcross.harness.measuring.cuda_device import open_device
-        from epcross.harness.measuring.cuda_timing import CudaTimer
-        from epcross.harness.measuring.layer_timing import LayerTimer
-
-        timer = LayerTimer if isinstance(self.backend, LayerBackend) else CudaTimer
-        return timer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
-
-    def _make_links(self) -> "LinkCount":
-        from epcross.harness.measuring.link_counters import LinkCount, LinkCounters
-
-        found = nvml_here()
-        return LinkCount(LinkCounters(*found) if found else None, self.group)
-
-    def _count_links(self, pair_us: float) -> None:
-        """What the pairs of this seed send over the links; after all that is timed."""
-        if self.links is None:
-            return
-        from epcross.harness.measuring.cuda_timing import CudaTimer
-
-        assert isinstance(self.timer, CudaTimer)
-        counts = self.counts[-self.timing.sets :]
-        rows = sum(c.pairs_remote_sum for c in counts) / len(counts) / self.point.ep_size
-        sent_bytes = rows * pair_row_bytes(self.point)
-        self.links.count(self.timer, self.backend, pair_us=pair_us, sent_bytes=sent_bytes, sets=self.timing.sets)
-        self.backend.drain_timing()
-
-    def link_fields(self) -> dict[str, Any]:
-        """What NVML counted on the links of all ranks."""
-        return self.links.fields() if self.links else {}
-
-    def _check_round(self, stage: Stage, set_index: int, batch: GroupBatch) -> None:
-        """One pair with new inputs in poisoned buffers, checked on every rank; raises `Incorrect` on all together."""
-        backend, group = self.backend, self.group
-        group.barrier()  # no peer may still be writing when inputs and buffers change
-        self.ranks.refill(set_index, batch)
-        backend.poison()
-        group.barrier()  # no row may arrive at a rank that has yet to poison
-        backend.dispatch(set_index)
-        self._agree(stage, self.ranks.check_received(set_index, batch))
-        backend.combine(set_index)
-        self._agree(stage, self.ranks.check_combined(set_index, batch))
-        self.verified_rounds += 1
-
-    def _agree(self, stage: Stage, wrong: Mismatch | None) -> None:
-        words = b"" if wrong is None else json.dumps([wrong.rank, str(wrong)]).encode()
-        for verdict in self.group.all_gather(words):
-            if verdict:
-                raise Incorrect(stage, *json.loads(verdict))
-
-    def _time(self, seed: int, timed: list[GroupBatch]) -> list[Chain]:
-        assert self.timer is not None
-        timing, backend, timer = self.timing, self.backend, self.timer
-        warm = timer.steady(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets)
-        slowest_us = max(of_all_ranks(self.group, warm.values_us[Phase.ROUND_TRIP][0]))
-        if self.point.regime is Regime.STEADY:  # elsewhere chains only warm up: their graphs are good enough
-            timer.expect(slowest_us)
-        pairs = pairs_for(
-            timing.chain_ms, slowest_us, min_pairs=timing.min_pairs, max_pairs=timing.max_pairs, sets=timing.sets
-        )
-        # each set equally often, so that a series too ends on the last set
-        iterations = -(-timing.iterations // timing.sets) * timing.sets
-        last_set = timing.sets - 1
-        self.ranks.stage_timed(timed)
-        chains = []
-        for chain in range(timing.chains):
-            backend.drain_timing()
-            self.group.barrier()  # no peer may still be writing
-            backend.poison()
-            self.group.barrier()
-            series = timer.series(self.point.regime, backend, pairs=pairs, iterations=iterations, sets=timing.sets)
-            backend.drain_timing()
-            chains.append(Chain(seed=seed, chain=chain, series=series))
-            # what was timed is what is checked: the last timed pair must have left this set's true sums
-            self._agree(Stage.TIME, self.ranks.check_timed(last_set, timed[last_set]))
-        self._count_links(slowest_us)
-        return chains
-
-    def gpu_fields(self) -> dict[str, Any]:
-        """What the GPUs of all ranks were at, and whether others were on them; none on the CPU. Collective."""
-        fields, flags = self.watch.fields(self.group)
-        self.flags |= flags
-        return fields
-
-    def timer_fields(self) -> dict[str, Any]:
-        """How pairs were issued, and what an empty pair costs through the path just used."""
-        assert self.timer is not None
-        instrument_us = self.timer.instrument_us(self.point.regime, sets=self.timing.sets)
-        return {"instrumentation_us": instrument_us, "enqueued": self.timer.enqueued(self.point.regime)}
-
-    def descriptions(self) -> list[Description]:
-        """What ran on every rank."""
-        data = description_to_json(self.backend.describe())
-        return [description_from_json(item) for item in self.group.all_gather(data)]
-
-    def traffic_fields(self) -> dict[str, Any]:
-        """The realised routing of all sets and seeds, for the row."""
-        return {**asdict(traffic.mean_over_sets(self.counts)), "ids_hash": ids_hash(self.ids)}
-
-    def layer_fields(self) -> dict[str, Any]:
-        """What is known of a layer's experts; nothing of an exchange. Collective."""
-        if not isinstance(self.backend, LayerBackend):
-            return {}
-        from epcross.harness.backends.experts_only import ExpertsOnly
-        from epcross.harness.measuring.expert_fields import expert_fields
-        from epcross.harness.verification.layer_ranks import LayerRanks
-
-        assert isinstance(self.ranks, LayerRanks)
-        worst = self.ranks.worst_ratio
-        rank = self.backend.rank if isinstance(self.backend, ExpertsOnly) else None
-        told = self.backend.compute_description()
-        return {
-            **expert_fields(self.point, self.ids, rank=rank),
-            "compute_version": None if told is None else told.version,
-            "error_ratio": max(of_all_ranks(self.group, worst)),
-        }
-
-    def close(self) -> None:
-        """Release what the session itself mapped."""
-        if self.timer is not None:
-            self.timer.close()
-            self.timer = None

@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from epcross.harness.measuring.measure import Incorrect, UnitSession
 from epcross.harness.measuring.unit_rows import Chain
+from epcross.harness.measuring.unit_session import Incorrect, UnitSession
 from epcross.harness.terms import Stage
 from epcross.harness.workload.batches import GroupBatch
 from epcross.harness.workload.tape import Payload

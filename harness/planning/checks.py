@@ -53,18 +53,7 @@ def point_problems(point: Point) -> list[str]:
 
 def timing_problems(timing: Timing) -> list[str]:
     """Numbers of a timing that would time nothing, or never end."""
-    problems = [
-        f"timing.{name}={value} must be at least {least}"
-        for name, least in (
-            ("launches", 1),
-            ("seeds", 1),
-            ("chains", 1),
-            ("min_pairs", 1),
-            ("iterations", 1),
-            ("warmup_pairs", 0),
-        )
-        if (value := getattr(timing, name)) < least
-    ]
+    problems = too_small("timing", timing, launches=1, seeds=1, chains=1, min_pairs=1, iterations=1, warmup_pairs=0)
     if not problems and timing.repeats > MAX_REPEATS:
         problems.append(
             f"timing has launches={timing.launches} x seeds={timing.seeds} x chains={timing.chains} repeats, more than "
@@ -91,16 +80,21 @@ def soak_problems(soak: Soak) -> list[str]:
         for name in ("seconds", "case_s")
         if not (value := getattr(soak, name)) > 0
     ]
-    problems += [
-        f"soak.{name}={value} must be at least 0"
-        for name in ("seed", "only")
-        if (value := getattr(soak, name)) is not None and value < 0
-    ]
+    problems += too_small("soak", soak, seed=0, only=0)
     if not problems and soak.seconds / soak.case_s > MAX_CASES:
         problems.append(
             f"soak.seconds={soak.seconds:g} at soak.case_s={soak.case_s:g} are over {MAX_CASES} cases; raise case_s"
         )
     return problems
+
+
+def too_small(group: str, values: object, **least: int) -> list[str]:
+    """Numbers of `values`, which configuration calls `group`, that lie below the least given for each."""
+    return [
+        f"{group}.{name}={value} must be at least {lowest}"
+        for name, lowest in least.items()
+        if (value := getattr(values, name)) is not None and value < lowest
+    ]
 
 
 def backend_problems(config: BackendConfig) -> list[str]:

@@ -11,14 +11,17 @@ from typing import Any
 import click
 from rich.text import Text
 
+from epcross.harness.analysis.unmeasured import NOTHING_MEASURED, why_unmeasured
 from epcross.harness.commands import console, warnings_as_lines
 from epcross.harness.commands.plan import duration
 from epcross.harness.errors import ConfigError, EpcrossError
+from epcross.harness.planning.build import build
 from epcross.harness.planning.estimate import needs
-from epcross.harness.planning.plan import SLURM, Plan, build
+from epcross.harness.planning.plan import SLURM, Plan
 from epcross.harness.reproduction.statements import REHEARSAL, Task, newest_runs, tasks_for
 from epcross.harness.reproduction.verdicts import judge_runs, table
-from epcross.harness.storing.run_directory import RunDirectory, owner_of
+from epcross.harness.storing.run_directory import RunDirectory
+from epcross.harness.storing.run_owner import owner_of
 from epcross.harness.storing.units import missing_rows, read_units
 
 REHEARSAL_LIMIT_S = 300.0
@@ -199,10 +202,12 @@ def _collect(request: Request, tasks: Sequence[Task], folder: Path | None = None
     states = [_state(run) for run in runs.values()]
     with warnings_as_lines():
         rows, note, code = judge_runs(tasks, [run.path for run in runs.values()])
+    if request.rehearse:  # which judges the path, and has not walked it where nothing was measured
+        code = NOTHING_MEASURED if all(state["unmeasured"] for state in states) else 0
     if request.as_json:
         document: dict[str, Any] = {"runs": states, "verdicts": [row.to_json() for row in rows], "note": note}
         click.echo(json.dumps(document))
-        return 0 if request.rehearse else code
+        return code
     for state in states:
         _say(request, f"{state['sweep']}: {state['words']}")
     console().print(table(rows))
@@ -212,7 +217,6 @@ def _collect(request: Request, tasks: Sequence[Task], folder: Path | None = None
     _say(request, note)
     if request.rehearse:
         _say(request, "A rehearsal walks the path; rows of domain cpu say nothing about statements on NVLink.")
-        return 0
     return code
 
 
@@ -220,11 +224,21 @@ def _state(run: RunDirectory) -> dict[str, Any]:
     plan = Plan.from_json(run.plan)
     units, _ = read_units(run)
     missing = len(missing_rows(units, plan.points, plan.timing))
-    statuses = Counter(str(row.status) for unit in units for row in unit.records)
+    rows = [row for unit in units for row in unit.records]
+    statuses = Counter(str(row.status) for row in rows)
+    unmeasured = None if missing else why_unmeasured(rows)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items()) or "no rows yet"
     if missing:
         words += f", {missing} rows missing" + (f", in use by {owner}" if (owner := owner_of(run.path)) else "")
-    return {"sweep": run.sweep, "path": str(run.path), "missing_rows": missing, "words": f"{words}; {run.path}"}
+    if unmeasured:
+        words += f"; {unmeasured}"
+    return {
+        "sweep": run.sweep,
+        "path": str(run.path),
+        "missing_rows": missing,
+        "unmeasured": unmeasured,
+        "words": f"{words}; {run.path}",
+    }
 
 
 def _say(request: Request, text: str) -> None:

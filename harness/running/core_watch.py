@@ -27,7 +27,8 @@ _FLOCK = "hhqqi"
 class CoreWatch:
     """Watches `cores` (numbers of the kernel) for this run, whose ranks on this host it speaks for, until `close`.
 
-    A core whose file cannot be used is not watched: nothing is said rather than something wrong.
+    A core whose file cannot be used is not watched: nothing is said rather than something wrong. A `folder` that cannot
+    be used is refused before a run begins (`lock_file.require_folder`).
     """
 
     def __init__(self, cores: Iterable[int], folder: Path = FOLDER) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from epcross.harness.errors import EpcrossError
 from epcross.harness.planning.plan import Plan
 from epcross.harness.point import processes
-from epcross.harness.running.lock_file import FOLDER, Holder, LockFile
+from epcross.harness.running.lock_file import FOLDER, Holder, LockFile, require_folder
 from epcross.harness.running.rank_place import place
 from epcross.harness.storing.environment import gpu_uuids
 from epcross.harness.terms import Domain
@@ -32,11 +32,15 @@ class GpuLocks:
         who: words for others, who are told them when they are refused.
         shared: beside others that share, for work that is not timed.
 
+    Whoever measures makes one, of no GPU if it uses none: cores have their files in the same `folder`.
+
     Raises:
         GpuInUse: somebody else holds one. Nothing is held then.
+        LockUnusable: there can be no locks in `folder`, or not that of one of the GPUs.
     """
 
     def __init__(self, uuids: Iterable[str], who: str, *, shared: bool = False, folder: Path = FOLDER) -> None:
+        require_folder(folder)
         self._locks: list[LockFile] = []
         try:
             for uuid in sorted(set(uuids)):  # in one order, so that of two that come at once one is served

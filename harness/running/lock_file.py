@@ -22,7 +22,8 @@ from typing import Any
 from epcross.harness.errors import EpcrossError
 from epcross.harness.storing.process_identity import alive, this_process
 
-FOLDER = Path(os.environ.get("EPCROSS_LOCKS") or "/tmp")
+_NAMED = os.environ.get("EPCROSS_LOCKS")
+FOLDER = Path(_NAMED or "/tmp")
 
 PATIENCE_S = 0.5
 """For those who hold a lock for a moment only: who looks whether it is free, or is about to share it."""
@@ -35,7 +36,8 @@ _OPEN = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class LockUnusable(EpcrossError):
-    """What lies where a lock should be cannot be locked; the message says what and the next step."""
+    """What lies where a lock, or the folder of all locks, should be cannot be used; the message says what and the next
+    step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,26 +137,59 @@ def open_lock(path: Path) -> int:
         LockUnusable: it is no such file, or cannot be made.
     """
     try:
-        while True:
-            # without O_CREAT, with which Linux keeps others' files in /tmp from being opened (fs.protected_regular)
-            with contextlib.suppress(FileNotFoundError):
-                fd = os.open(path, _OPEN)
-                if stat.S_ISREG(os.fstat(fd).st_mode):
-                    return fd
-                os.close(fd)
-                raise OSError(0, "it is no file")
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".epcross-") as file:
-                os.fchmod(file.fileno(), 0o666)  # before it has its name: no other user finds it closed
-                with contextlib.suppress(FileExistsError):
-                    os.link(file.name, path)
+        return _opened(path)
     except OSError as error:
         raise _unusable(path, error) from error
+
+
+def require_folder(folder: Path = FOLDER) -> None:
+    """Make a lock in `folder` and delete it: whoever cannot would measure beside others and not know it.
+
+    Raises:
+        LockUnusable: there is no such folder, locks cannot be made in it, or each process would find another one.
+    """
+    if not folder.is_absolute():
+        raise _folder_unusable(folder, "each process would look for it in its own current folder")
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".epcross-") as own:
+            fd = _opened(Path(own) / "try.lock")
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(fd)
+    except OSError as error:
+        raise _folder_unusable(folder, error.strerror) from error
+
+
+def _opened(path: Path) -> int:
+    while True:
+        # without O_CREAT, with which Linux keeps others' files in /tmp from being opened (fs.protected_regular)
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, _OPEN)
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+            os.close(fd)
+            raise OSError(0, "it is no file")
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".epcross-") as file:
+            os.fchmod(file.fileno(), 0o666)  # before it has its name: no other user finds it closed
+            with contextlib.suppress(FileExistsError):
+                os.link(file.name, path)
 
 
 def _unusable(path: Path, error: OSError) -> LockUnusable:
     return LockUnusable(
         f"{path} cannot be used as the lock that keeps two measurements apart: {error.strerror}. Make "
-        f"{path.parent} writable, and have {path} deleted if it is there"
+        f"{path.parent} writable, and have {path} deleted if it is there; or let EPCROSS_LOCKS name another folder, "
+        "the same for all who measure on this machine"
+    )
+
+
+def _folder_unusable(folder: Path, why: str | None) -> LockUnusable:
+    given = f"EPCROSS_LOCKS={_plain(folder)}" if _NAMED else f"{_plain(folder)} (EPCROSS_LOCKS is not set)"
+    return LockUnusable(
+        f"{given} cannot hold the locks that keep two measurements apart: {why}. It must be the whole path of a folder "
+        "that exists and can be written to: make it so, or let EPCROSS_LOCKS name another one, the same for all who "
+        "measure on this machine" + (", or unset it to take /tmp" if _NAMED else "")
     )
 
 

@@ -29,7 +29,8 @@ from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.provenance import git_state, machine_hash, measure_hash
 from epcross.harness.storing.rows import RunContext, failed_records
-from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, read_floor, release
+from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run, read_floor
+from epcross.harness.storing.run_owner import claim, release
 from epcross.harness.storing.units import done_units, read_units, set_aside_damaged, write_unit
 from epcross.harness.terms import Domain, Scope, Sharing, Stage, Status
 from epcross.kernels.shm.segment import remove_stale
@@ -52,7 +53,7 @@ class Session:
     notes: str = ""  # which file of notes
     stop_asked: Callable[[], str | None] = lambda: None
     tick: Callable[[], Any] = lambda: None
-    locks: GpuLocks = field(default_factory=lambda: GpuLocks((), ""))  # of the GPUs that are measured on
+    locks: GpuLocks | None = None  # of the GPUs that are measured on; None where others hold them
     log: ProgressLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +75,8 @@ class Session:
             return end
         finally:
             cancel.unlink(missing_ok=True)
-            self.locks.close()
+            if self.locks is not None:
+                self.locks.close()
             release(self.run.path)
 
     def _execute(self, results: list[UnitResult], stop_asked: Callable[[], str | None]) -> JobEnd:
@@ -204,7 +206,8 @@ def start(plan: Plan) -> Session:
     """A new run of `plan`.
 
     Raises:
-        EpcrossError: shared memory is too small for it, somebody else uses its GPUs, or the folder cannot be made.
+        EpcrossError: shared memory is too small for it, somebody else uses its GPUs, locks cannot be held, or the
+            folder cannot be made.
     """
     check_room(plan)
     facts = environment_facts.collect()
@@ -227,6 +230,7 @@ def resume(path: Path) -> Session:
         StoreError: it is no run, is damaged, belongs to a process that lives, or has rows that other code, another
             machine or other GPUs measured.
         GpuInUse: somebody else uses its GPUs.
+        LockUnusable: locks cannot be held.
     """
     run = open_run(path)
     refuse_packed(run)

@@ -7,47 +7,37 @@ Each unit ends in a meeting at which every supervisor says how its worker fared.
 agree on who failed first and on what comes next; nobody waits for a worker that will not come.
 """
 
-import os
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from epcross.harness.errors import EpcrossError
-from epcross.harness.running.child import Child
 from epcross.harness.running.core_watch import watch_cores
 from epcross.harness.running.job import Job, Turn, TurnKind
-from epcross.harness.running.processes import adopt_orphans, die_with_parent, remove_segments
-from epcross.harness.running.rank_place import RankPlace, import_folder, place
+from epcross.harness.running.processes import adopt_orphans, die_with_parent
+from epcross.harness.running.rank_place import RankPlace, place
+from epcross.harness.running.rank_worker import RankWorker
 from epcross.harness.running.recorder import Recorder
-from epcross.harness.running.rendezvous import Abort, Address, new_token
+from epcross.harness.running.rendezvous import Address, new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.schedule import not_again
-from epcross.harness.running.stage_clock import StageClock
 from epcross.harness.running.verdict import Ending, Outcome, Verdict, judge
 from epcross.harness.running.watch import (
     CANCELLED,
     FAIL_FAST,
     OUT_OF_TIME,
     PREEMPTED,
-    Aborted,
-    Ended,
-    Said,
     Stopped,
     Watch,
 )
-from epcross.harness.terms import Flag, Stage, Status
+from epcross.harness.terms import Flag, Status
 
 MEET_MARGIN_S = 30.0  # supervisors of a unit finish within its limits and this
 RENDEZVOUS_LIMIT_S = 60.0
-OWN_END_S = 2.0  # for the reason of a worker whose connection is gone already
-SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
-LEAVE_S = 3.0
 STARTS_IN_A_ROW = 2  # failed starts after which a turn is given up
 
 EXIT_DONE, EXIT_ERROR, EXIT_LOST, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME, EXIT_PREEMPTED, EXIT_CANCELLED = (
@@ -81,12 +71,7 @@ class Supervisor:
         self.watch = Watch(address, rank, in_batch=job.in_batch)
         self.failed = dict(job.failed)
         self.unavailable: dict[str, Verdict] = {}
-        self._child: Child | None = None
-        self._scope = ""
-        self._shared_name = ""
-        self._generation = 0
-        self._result: Any = None
-        self._stages = StageClock()
+        self.worker = RankWorker(job, rank, self.place, self.watch)
         self._meetings = 0
         self._never_ready = False  # whether the rank to blame for the last unit failed before it was ready
 
@@ -100,7 +85,7 @@ class Supervisor:
             # told before this rank leaves the store below: peers would take its leaving for the reason
             raise self.watch.stop_all("error", str(error)) from error
         finally:
-            self._discard()
+            self.worker.discard()
             self.cores.close()
             self.watch.close()
 
@@ -115,7 +100,7 @@ class Supervisor:
                     self.recorder.skipped(turn, point_id, self.failed[point_id])
                 continue
             if given_up is not None:
-                self._stages = StageClock()  # nothing was tried
+                self.worker.forget()  # nothing was tried
                 self._record(turn, point_id, given_up, datetime.now(UTC), 0.0)
                 if given_up.status is not Status.UNAVAILABLE:
                     self.failed[point_id] = not_again(turn.launch, given_up.rank, given_up.stage, given_up.reason)
@@ -136,7 +121,7 @@ class Supervisor:
                     given_up = replace(verdict, reason=reason)
             else:
                 failed_starts = 0
-        self._leave()
+        self.worker.leave()
 
     def _check_time(self) -> None:
         """End the job before a unit for which there is no time. Rank 0 decides, so that all stop at the same one."""
@@ -148,10 +133,8 @@ class Supervisor:
         begin, started_at = time.monotonic(), datetime.now(UTC)
         if self.recorder:
             self.recorder.start(turn, point_id)
-        self._result = None
         self.cores.begin()
-        self._stages = StageClock()
-        outcome, was_ready = self._attempt(turn, point_id)
+        outcome, was_ready = self.worker.attempt(turn, point_id)
         if not self.cores.was_alone():
             outcome = replace(outcome, flags=(Flag.NOT_ALONE,))
         answers = self._meet(bytes([was_ready]) + outcome.encode())
@@ -160,151 +143,10 @@ class Supervisor:
         # a rank that was still starting when another failed in the unit is no failed start
         self._never_ready = verdict is not None and not answers[verdict.rank][0]
         if any(o.ending not in (Ending.OK, Ending.UNSUPPORTED) for o in outcomes):
-            self._discard()
+            self.worker.discard()
         seen = {flag for outcome in outcomes for flag in outcome.flags}
         self._record(turn, point_id, verdict, started_at, time.monotonic() - begin, seen)
         return verdict
-
-    def _attempt(self, turn: Turn, point_id: str) -> tuple[Outcome, bool]:
-        """This rank's part of one unit, and whether its worker had become ready."""
-        ready = self._child is not None
-        stage = Stage.START
-        if not ready:
-            try:
-                self._start(turn)
-            except OSError as error:
-                python = self.job.backends[turn.backend].python if turn.backend else None
-                reason = f"its interpreter {python or sys.executable} cannot be started: {error.strerror}"
-                return self._failed(Ending.ERROR, stage, reason), ready
-        child = self._child
-        assert child is not None
-        request = (
-            {"floor": True}
-            if turn.kind is TurnKind.FLOOR
-            else {"unit": {"point": self.job.points[point_id].to_json(), "launch": turn.launch}}
-        )
-        limit_s = self.job.start_limit_s
-        if ready:
-            child.send(request)
-            limit_s = self.job.timing.wall_limit_s
-        deadline = time.monotonic() + limit_s
-        while True:
-            match self.watch.wait(deadline):
-                case Said({"ready": _}):
-                    ready = True
-                    child.send(request)
-                    limit_s = self.job.timing.wall_limit_s
-                    deadline = time.monotonic() + limit_s
-                case Said({"stage": word}):
-                    stage = Stage(word)
-                    self._stages.enter(stage)
-                case Said({"done": result}):
-                    self._result = result
-                    return Outcome(ending=Ending.OK, stage=stage), ready
-                case Said({"unsupported": reason}):
-                    return Outcome(ending=Ending.UNSUPPORTED, stage=stage, reason=reason), ready
-                case Said({"failed": word, "reason": reason}):
-                    return self._failed(Ending(word), stage, reason), ready
-                case Ended():
-                    return self._failed(Ending.ERROR, stage, child.how_it_ended()), ready
-                case Aborted(abort):
-                    return self._aborted(abort, stage), ready
-                case None:
-                    what = "wall limit" if ready else "limit for starting"
-                    reason = f"not done within the {what} of {limit_s:g} s"
-                    abort = self.watch.abort_group(self._scope, reason, None, Ending.WALL)
-                    return Outcome(ending=Ending.WALL, stage=stage, reason=reason, abort=abort), ready
-
-    def _failed(self, ending: Ending, stage: Stage, reason: str) -> Outcome:
-        """This rank's worker failed: tell the others' workers, unless it only followed another rank."""
-        abort = self.watch.abort_group(self._scope, reason, self.rank, ending)
-        return Outcome(ending=ending, stage=stage, reason=reason, abort=abort)
-
-    def _aborted(self, abort: Abort, stage: Stage) -> Outcome:
-        """The process group ended. Give a worker that may know why a moment to say so."""
-        child = self._child
-        assert child is not None
-        patience_s = OWN_END_S if abort.rank == self.rank else SILENCE_S if abort.kind == Ending.WAIT else 0.0
-        deadline = time.monotonic() + patience_s
-        outcome = Outcome(ending=Ending.BYSTANDER, stage=stage, reason=abort.reason, abort=abort, answered=False)
-        if abort.rank == self.rank:
-            ending = Ending.WALL if abort.kind == "late" else Ending.ERROR
-            outcome = replace(outcome, ending=ending)
-            if ending is Ending.WALL:
-                return outcome
-        while True:
-            match self.watch.wait(deadline):
-                case Said({"stage": word}):
-                    outcome = replace(outcome, stage=Stage(word))
-                case Said({"failed": word, "reason": reason}):
-                    return replace(outcome, ending=Ending(word), reason=reason, answered=True)
-                case Ended():
-                    return replace(outcome, ending=Ending.ERROR, reason=child.how_it_ended())
-                case None:
-                    return outcome
-                case _:
-                    pass
-
-    def _start(self, turn: Turn) -> None:
-        self._generation += 1
-        self._scope = f"group {self._generation}"
-        # fixed width, so that no name begins with another; letters and digits alone survive every naming rule
-        self._shared_name = f"{self.watch.address.token[:12]}g{self._generation:05d}"
-        config = self.job.backends.get(turn.backend)
-        if config is not None and turn.point_ids:  # whether it can be used may depend on its options, such as a file
-            config = replace(config, options=dict(self.job.points[turn.point_ids[0]].options))
-        floor = turn.kind is TurnKind.FLOOR
-        name = "floor" if floor else f"{turn.backend}.launch{turn.launch}"
-        log = Path(self.job.run_dir) / "logs" / f"{self.job.name}.{name}.rank{self.rank}.log"
-        wrapper = [] if floor else self._wrapper(log)
-        hello = {
-            "address": asdict(self.watch.address),
-            "backend": None if config is None else config.to_json(),
-            "context": asdict(self.job.context),
-            "core": self.place.core,
-            "gpu": self.place.gpu,
-            "flags": [str(flag) for flag in self.place.flags],
-            "in_batch": self.job.in_batch,
-            "rank": self.rank,
-            "scope": self._scope,
-            "shared_name": self._shared_name,
-            "size": self.job.processes,
-            "supervisor": 0 if wrapper else os.getpid(),
-            "timing": asdict(self.job.timing),
-            "work": self.job.floor if floor else self.job.measure,
-        }
-        self._child = Child(
-            hello,
-            python=config.python if config else None,
-            env={**self.job.env, **(config.env if config else {})},
-            log=log,
-            imports=import_folder(self.job.folder) if config and config.python else None,
-            wrapper=wrapper,
-        )
-        self.watch.attach(self._child, self._scope)
-
-    def _wrapper(self, log: Path) -> list[str]:
-        """The words that this rank's worker is started under."""
-        filled = {"{rank}": str(self.rank), "{log}": str(log.with_suffix(".profile"))}
-        words = shlex.split(self.job.profile)
-        for mark, text in filled.items():
-            words = [word.replace(mark, text) for word in words]
-        return words
-
-    def _discard(self) -> None:
-        """Kill the worker, if there is one, and what it left in shared memory."""
-        if self._child is not None:
-            self.watch.detach()
-            self._child.kill()
-            self._child = None
-            remove_segments(self._shared_name)
-
-    def _leave(self) -> None:
-        """Let the worker end in good order."""
-        if self._child is not None:
-            self.watch.detach()
-            self._child.leave(LEAVE_S)
-            self._discard()
 
     def _meet(self, data: bytes) -> list[bytes]:
         self._meetings += 1
@@ -323,11 +165,11 @@ class Supervisor:
         if self.recorder is None:
             return
         if turn.kind is TurnKind.FLOOR:
-            self.recorder.floor(self._result, verdict)
+            self.recorder.floor(self.worker.result, verdict)
             return
-        stages_s = self._stages.seconds()
+        stages_s = self.worker.stages.seconds()
         fine = self.recorder.unit(
-            turn, point_id, self._result, verdict, self.place.flags, started_at, wall_s, stages_s, seen
+            turn, point_id, self.worker.result, verdict, self.place.flags, started_at, wall_s, stages_s, seen
         )
         if self.job.fail_fast and not fine:
             raise self.watch.stop_all(FAIL_FAST, "stopped at the first failure, as --fail-fast asks")

@@ -182,6 +182,7 @@ def lock_node(orders: Mapping[str, Any], start: Start, seat: Seat) -> GpuLocks:
 
     Raises:
         GpuInUse: somebody else uses one.
+        LockUnusable: the node has no folder for locks.
     """
     run = open_run(Path(orders["run"]))
     domain = find_piece(Plan.from_json(run.plan), orders["piece"]).job.domain

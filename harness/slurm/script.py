@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from epcross.harness.planning.checks import too_small
 from epcross.harness.planning.schema import Cluster
 from epcross.harness.slurm.layout import Layout, Piece
 
@@ -44,23 +45,21 @@ FOLDER = "slurm"
 
 def cluster_problems(cluster: Cluster) -> list[str]:
     """What of a cluster cannot be used, as sentences."""
-    problems = [
-        f"cluster.{name}={value} must be at least {least}"
-        for name, least in (
-            ("gpus_per_node", 0),
-            ("cores_per_node", 0),
-            ("nodes_per_domain", 1),
-            ("ranks_per_node", 0),
-            ("time_min", 1),
-            ("mem_gb_per_node", 0),
-            ("cpus_per_rank", 0),
-            ("signal_delay_s", 10),
-            ("max_requeues", 0),
-            ("max_array_size", 1),
-            ("max_jobs", 0),
-        )
-        if (value := getattr(cluster, name)) < least
-    ]
+    problems = too_small(
+        "cluster",
+        cluster,
+        gpus_per_node=0,
+        cores_per_node=0,
+        nodes_per_domain=1,
+        ranks_per_node=0,
+        time_min=1,
+        mem_gb_per_node=0,
+        cpus_per_rank=0,
+        signal_delay_s=10,
+        max_requeues=0,
+        max_array_size=1,
+        max_jobs=0,
+    )
     if not problems and cluster.signal_delay_s >= cluster.time_min * 60:
         problems.append(
             f"cluster.signal_delay_s={cluster.signal_delay_s} is no less than the time limit of "

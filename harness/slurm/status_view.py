@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epcross.harness.analysis.table import status_table
+from epcross.harness.analysis.unmeasured import why_unmeasured
 from epcross.harness.commands import WIDTH
 from epcross.harness.commands.plan import duration
 from epcross.harness.planning.plan import Plan
@@ -30,6 +31,7 @@ def show(
     seen = view(run, plan, units)
     rows = [record for unit in units for record in unit.records]
     planned = len(plan.points) * plan.timing.launches
+    unmeasured = why_unmeasured(rows) if seen.state == "finished" else None
     failures = [note for piece in seen.pieces for note in piece.pace.failures][-SHOWN_FAILURES:]
     if as_json:
         document = {
@@ -40,6 +42,7 @@ def show(
             "planned_units": planned,
             "missing_rows": len(missing_rows(units, plan.points, plan.timing)),
             "statuses": dict(Counter(str(row.status) for row in rows)),
+            "unmeasured": unmeasured,
             "jobs": [_entry(piece) for piece in seen.pieces],
             "problems": [str(problem) for problem in problems],
             "failures": failures,
@@ -57,6 +60,8 @@ def show(
             f"Slurm cannot be asked ({seen.silent}); this is what the files say.", soft_wrap=True, markup=False
         )
     console.print(status_table(rows, planned_units=planned, done_units=len(units), problems=problems))
+    if unmeasured:
+        console.print(unmeasured, soft_wrap=True, markup=False)
     for note in failures:
         console.print(failure_line(note), soft_wrap=True, markup=False)
 

@@ -19,7 +19,8 @@ from epcross.harness.slurm.state import ALIVE, JobState, ask, queued
 from epcross.harness.slurm.task import RankTask
 from epcross.harness.slurm.variables import scrubbed
 from epcross.harness.storing import environment as environment_facts
-from epcross.harness.storing.run_directory import RunDirectory, claim, create_run, open_run, release
+from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run
+from epcross.harness.storing.run_owner import claim, release
 from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
 from epcross.harness.storing.units import read_units, set_aside_damaged
 

@@ -6,15 +6,14 @@ Everything is read through a `Probe`, so that a machine that nobody has at hand 
 import json
 import platform
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import PurePosixPath
 from typing import Any
 
 import epcross
+from epcross.harness.storing import cpu_facts
 from epcross.harness.storing.probe import Probe
 
 PACKAGES = (
@@ -22,18 +21,17 @@ PACKAGES = (
     "cuda-core", "nvidia-cuda-nvrtc", "nvidia-ml-py", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 VARIABLES = (
-    "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES",
-    "GLOO_SOCKET_IFNAME", "KMP_AFFINITY",
-    "MALLOC_ARENA_MAX", "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_HCA",
-    "NCCL_MNNVL_ENABLE", "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO",
-    "NCCL_SOCKET_IFNAME",
-    "NVIDIA_VISIBLE_DEVICES", "NVSHMEM_DISABLE_NVLS", "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND",
-    "OPENBLAS_NUM_THREADS",
-    "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION",
-    "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+    "MALLOC_ARENA_MAX", "NVIDIA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
 )  # fmt: skip
-"""The only environment variables that are stored: those that steer threads, devices and transports. None is secret."""
+VARIABLES_OF = (
+    "CUDA_", "DG_", "EP_", "FLASHINFER_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "NVSHMEM_", "OMP_", "OPENBLAS_",
+    "TORCH_", "TRITON_", "TRTLLM_", "UCX_",
+)  # fmt: skip
+"""The only environment variables that are stored: these, and those of libraries, which begin so. They steer threads,
+devices, transports and generated kernels; one whose name speaks of a secret is left out."""
 
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH")
 _LIBRARIES = re.compile(r"/(lib(?:c|stdc\+\+|gomp|iomp5|openblas|nccl|nvshmem|cuda|cudart|mpi|fabric|ucp)[-.\d][^/]*)$")
 _GPU_FIELDS = (
     "index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id", "clocks.sm", "clocks.mem",
@@ -46,6 +44,14 @@ _SOFTWARE_TIMEOUT_S = 60.0  # torch may have to be read from a cold disk
 def collect(probe: Probe | None = None) -> dict[str, Any]:
     """The environment record. Takes at most the time limit of each outside command; never raises for an odd machine."""
     return _collect(probe or Probe())
+
+
+def _stored(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if name in VARIABLES or (name.startswith(VARIABLES_OF) and not _SECRET.search(name))
+    }
 
 
 def _collect(probe: Probe) -> dict[str, Any]:
@@ -67,17 +73,17 @@ def _collect(probe: Probe) -> dict[str, Any]:
         "container": read("container", lambda: _container(probe)),
         "kernel": read("kernel", lambda: probe.text("/proc/sys/kernel/osrelease").strip()),
         "cpu": {
-            "model": read("cpu.model", lambda: _cpu_model(probe)),
+            "model": read("cpu.model", lambda: cpu_facts.model(probe)),
             "architecture": probe.architecture(),
             "cores_available": read("cpu.cores_available", probe.affinity),
-            "cores_online": read("cpu.cores_online", lambda: cpu_list(probe.text(f"{_CPUS}/online"))),
-            "quota_cores": read("cpu.quota_cores", lambda: _quota_cores(probe)),
-            "last_cache_bytes": read("cpu.last_cache_bytes", lambda: _last_cache_bytes(probe)),
-            "numa_nodes": read("cpu.numa_nodes", lambda: _numa_nodes(probe)),
-            "governor": read("cpu.governor", lambda: _governor(probe)),
-            "turbo": read("cpu.turbo", lambda: _turbo(probe)),
+            "cores_online": read("cpu.cores_online", lambda: cpu_facts.online(probe)),
+            "quota_cores": read("cpu.quota_cores", lambda: cpu_facts.quota_cores(probe)),
+            "last_cache_bytes": read("cpu.last_cache_bytes", lambda: cpu_facts.last_cache_bytes(probe)),
+            "numa_nodes": read("cpu.numa_nodes", lambda: cpu_facts.numa_nodes(probe)),
+            "governor": read("cpu.governor", lambda: cpu_facts.governor(probe)),
+            "turbo": read("cpu.turbo", lambda: cpu_facts.turbo(probe)),
         },
-        "clocks": cpu_clock_snapshot(probe),
+        "clocks": cpu_facts.clock_snapshot(probe),
         "memory": {
             "total_bytes": read("memory.total_bytes", lambda: _memory_bytes(probe, "MemTotal")),
             "available_bytes": read("memory.available_bytes", lambda: _memory_bytes(probe, "MemAvailable")),
@@ -91,7 +97,7 @@ def _collect(probe: Probe) -> dict[str, Any]:
         "gpus": gpus,
         "gpu_topology": read("gpu_topology", lambda: probe.output(["nvidia-smi", "topo", "-m"], _COMMAND_TIMEOUT_S)),
         "gpu_software": read("gpu_software", lambda: _gpu_software(probe)) if gpus else None,
-        "variables": {name: probe.variables[name] for name in VARIABLES if name in probe.variables},
+        "variables": _stored(probe.variables),
         "absent": absent,
     }
 
@@ -126,126 +132,6 @@ def allocation_id(probe: Probe | None = None) -> str | None:
     """The scheduler's job that this process runs in; None outside one."""
     job = (probe or Probe()).variables.get("SLURM_JOB_ID")
     return f"slurm-{job}" if job else None
-
-
-def cpu_clock_snapshot(probe: Probe | None = None) -> dict[str, float | int | None]:
-    """Clocks and load now, cheap enough for before and after each point; null where this machine does not tell."""
-    probe = probe or Probe()
-    cores = set(probe.affinity())
-    clocks = re.findall(
-        r"^processor\s*:\s*(\d+)$.*?^cpu MHz\s*:\s*([\d.]+)$",
-        _text_or_empty(probe, "/proc/cpuinfo"),
-        re.MULTILINE | re.DOTALL,
-    )
-    mhz = [float(clock) for core, clock in clocks if int(core) in cores]
-    counts = [_text_or_empty(probe, f"{_CPUS}/cpu{c}/thermal_throttle/core_throttle_count") for c in sorted(cores)]
-    load = _text_or_empty(probe, "/proc/loadavg").split()
-    quota_hits = [
-        int(found[1])
-        for folder in _cpu_cgroups(probe)
-        if (found := re.search(r"^nr_throttled (\d+)", _text_or_empty(probe, f"{folder}/cpu.stat"), re.MULTILINE))
-    ]
-    return {
-        "mhz_min": min(mhz, default=None),
-        "mhz_median": statistics.median(mhz) if mhz else None,
-        "mhz_max": max(mhz, default=None),
-        "load_1min": float(load[0]) if load else None,
-        "thermal_throttles": sum(map(int, counts)) if all(counts) else None,
-        "quota_throttles": sum(quota_hits) if quota_hits else None,
-    }
-
-
-def throttled(before: dict[str, float | int | None], after: dict[str, float | int | None]) -> bool:
-    """Whether heat or a CPU quota stopped a core between two snapshots; False where the machine does not tell."""
-    for name in ("thermal_throttles", "quota_throttles"):
-        first, last = before[name], after[name]
-        if first is not None and last is not None and last > first:
-            return True
-    return False
-
-
-def cpu_list(text: str) -> list[int]:
-    """The numbers of a kernel list such as `0-3,8`.
-
-    Raises:
-        ValueError: `text` is no such list.
-    """
-    numbers: list[int] = []
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
-
-
-_CPUS = "/sys/devices/system/cpu"
-_NODES = "/sys/devices/system/node"
-_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def _cpu_model(probe: Probe) -> str:
-    fields = dict(re.findall(r"^([^:\n]+?)\s*:\s*(.*)$", probe.text("/proc/cpuinfo"), re.MULTILINE))
-    if fields.get("model name"):
-        return fields["model name"].strip()
-    if "CPU part" in fields:  # aarch64 gives numbers only
-        return f"implementer {fields['CPU implementer']} part {fields['CPU part']}"
-    raise ValueError("/proc/cpuinfo names no model")
-
-
-def _last_cache_bytes(probe: Probe) -> int:
-    """Size of the highest-level cache of the first available core."""
-    core = probe.affinity()[0]
-    sizes: dict[int, int] = {}
-    for index in probe.entries(f"{_CPUS}/cpu{core}/cache"):
-        if index.startswith("index"):
-            folder = f"{_CPUS}/cpu{core}/cache/{index}"
-            size = probe.text(f"{folder}/size").strip()  # such as 36608K
-            sizes[int(probe.text(f"{folder}/level"))] = int(size.rstrip("KMG")) * _BINARY[size.lstrip("0123456789")]
-    if not sizes:
-        raise ValueError(f"{_CPUS}/cpu{core}/cache describes no cache")
-    return sizes[max(sizes)]
-
-
-def _numa_nodes(probe: Probe) -> dict[str, list[int]]:
-    nodes = cpu_list(probe.text(f"{_NODES}/online"))
-    return {str(node): cpu_list(probe.text(f"{_NODES}/node{node}/cpulist")) for node in nodes}
-
-
-def _governor(probe: Probe) -> str:
-    cores = probe.affinity()
-    return " ".join(sorted({probe.text(f"{_CPUS}/cpu{core}/cpufreq/scaling_governor").strip() for core in cores}))
-
-
-def _turbo(probe: Probe) -> bool:
-    no_turbo = _text_or_empty(probe, f"{_CPUS}/intel_pstate/no_turbo").strip()
-    return no_turbo == "0" if no_turbo else probe.text(f"{_CPUS}/cpufreq/boost").strip() == "1"
-
-
-def _quota_cores(probe: Probe) -> float | None:
-    """The tightest CPU quota of this process's cgroup and those above it, in cores; None if unlimited."""
-    limits = []
-    for folder in _cpu_cgroups(probe):
-        quota, _, period = _text_or_empty(probe, f"{folder}/cpu.max").partition(" ")  # version 2
-        if not period:
-            quota = _text_or_empty(probe, f"{folder}/cpu.cfs_quota_us").strip()  # version 1
-            period = _text_or_empty(probe, f"{folder}/cpu.cfs_period_us").strip()
-        if quota not in ("", "max", "-1") and period:
-            limits.append(int(quota) / int(period))
-    return min(limits, default=None)
-
-
-def _cpu_cgroups(probe: Probe) -> list[str]:
-    """Folders of the cgroups that limit this process's CPU time, innermost first.
-
-    Inside a container the innermost path may be the host's and not exist here; the outer ones do.
-    """
-    folders = []
-    for line in _text_or_empty(probe, "/proc/self/cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if path and (not controllers or "cpu" in controllers.split(",")):
-            mount = PurePosixPath("/sys/fs/cgroup") / controllers
-            inner = PurePosixPath(path.lstrip("/"))
-            folders += [str(mount / folder) for folder in (inner, *inner.parents)]
-    return list(dict.fromkeys(folders))
 
 
 def _container(probe: Probe) -> str:
@@ -298,10 +184,3 @@ def _gpu_software(probe: Probe) -> dict[str, Any]:
     """Asked of another process: this one loads neither torch nor CUDA."""
     words = probe.output([sys.executable, "-P", "-m", "epcross.harness.storing.gpu_software"], _SOFTWARE_TIMEOUT_S)
     return json.loads(words.splitlines()[-1])
-
-
-def _text_or_empty(probe: Probe, path: str) -> str:
-    try:
-        return probe.text(path)
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""The folder of one run: who made it, what it plans, where it ran, and which process may write to it.
+"""The folder of one run: who made it, what it plans, and where it ran.
 
 <output_dir>/<run_id>/
   run.json          schema version, run id, sweep, creation time, allocation; written last, so it marks a whole folder
@@ -12,8 +12,6 @@
 """
 
 import contextlib
-import fcntl
-import json
 import os
 import re
 import secrets
@@ -28,7 +26,7 @@ from typing import Any
 import epcross
 from epcross.harness.errors import StoreError
 from epcross.harness.record import SCHEMA_VERSION
-from epcross.harness.storing.process_identity import alive, this_process
+from epcross.harness.storing.run_owner import take
 from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
 
 _HEADER = {
@@ -102,7 +100,7 @@ def create_run(
     try:
         for folder in ("units", "attempts", "logs"):
             (path / folder).mkdir()
-        _claim(path)
+        take(path)
         for name, content in (("plan", plan_json), ("environment", environment), ("run", header)):
             write_whole(path / f"{name}.json", seal(content, indent=1))
     except OSError as error:
@@ -154,10 +152,8 @@ def write_floor(run: RunDirectory, floor: Mapping[str, Any]) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    try:
+    with _written(run.path / "floor.json", "; the floor is lost"):
         write_whole(run.path / "floor.json", seal(floor, indent=1))
-    except OSError as error:
-        raise StoreError(f"cannot write {run.path / 'floor.json'}: {error.strerror}; the floor is lost") from error
 
 
 def add_floor(run: RunDirectory, name: str, entry: Mapping[str, Any]) -> None:
@@ -166,11 +162,8 @@ def add_floor(run: RunDirectory, name: str, entry: Mapping[str, Any]) -> None:
     Raises:
         StoreError: it cannot be written, or the stored floor is damaged.
     """
-    try:
-        with _lock_file(run.path / "floor.lock"):
-            write_floor(run, {**(read_floor(run) or {}), name: entry})
-    except OSError as error:
-        raise StoreError(f"cannot write {run.path / 'floor.json'}: {error.strerror}; the floor is lost") from error
+    with _written(run.path / "floor.json", "; the floor is lost"), _lock_file(run.path / "floor.lock"):
+        write_floor(run, {**(read_floor(run) or {}), name: entry})
 
 
 def replace_environment(run: RunDirectory, environment: Mapping[str, Any]) -> None:
@@ -179,10 +172,8 @@ def replace_environment(run: RunDirectory, environment: Mapping[str, Any]) -> No
     Raises:
         StoreError: it cannot be written.
     """
-    try:
+    with _written(run.path / "environment.json"):
         write_whole(run.path / "environment.json", seal(environment, indent=1))
-    except OSError as error:
-        raise StoreError(f"cannot write {run.path / 'environment.json'}: {error.strerror}") from error
 
 
 def read_floor(run: RunDirectory) -> dict[str, Any] | None:
@@ -199,66 +190,13 @@ def read_floor(run: RunDirectory) -> dict[str, Any] | None:
     return floor
 
 
-def claim(path: Path) -> None:
-    """Make this process the only one that writes to the run folder; repeating it does no harm.
-
-    Raises:
-        StoreError: another process that lives, or may live on another host, owns it, or the folder cannot be written.
-    """
-    try:
-        _claim(path)
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror}. Free space there, make it writable, or start a new run"
-        ) from error
-
-
-def _claim(path: Path) -> None:
-    owner_file = path / "owner"
-    with _folder_lock(path):  # of two processes that both find a dead owner, one may take over
-        owner = _read_owner(owner_file)
-        if owner is not None and owner != this_process():
-            verdict = alive(owner)
-            if verdict:
-                raise StoreError(
-                    f"{path} is in use by process {owner.get('pid')} on {owner.get('host')} ({verdict}). Wait for it "
-                    f"or cancel it; if that process is gone, delete {owner_file} and try again"
-                )
-        write_whole(owner_file, json.dumps(this_process()).encode())
-
-
-def release(path: Path) -> None:
-    """Give the run folder up, if this process owns it."""
-    owner_file = path / "owner"
-    with contextlib.suppress(OSError), _folder_lock(path):
-        if _read_owner(owner_file) == this_process():
-            owner_file.unlink()
-
-
-def owner_of(path: Path) -> str | None:
-    """Who writes to the run folder now, as words; None if nobody does or the owner has died."""
-    owner = _read_owner(path / "owner")
-    verdict = alive(owner) if owner else None
-    return f"process {owner.get('pid')} on {owner.get('host')} ({verdict})" if owner and verdict else None
-
-
-def _read_owner(owner_file: Path) -> dict[str, Any] | None:
-    try:
-        owner = json.loads(owner_file.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return owner if isinstance(owner, dict) else None
-
-
 @contextlib.contextmanager
-def _folder_lock(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _written(file: Path, lost: str = "") -> Iterator[None]:
+    """What the disk says while `file` is written, in words; `lost` is what that costs."""
     try:
-        with contextlib.suppress(OSError):  # a disk without locks; dead owners are judged on one host only
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
+    except OSError as error:
+        raise StoreError(f"cannot write {file}: {error.strerror}{lost}") from error
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.rows import ExpertRows, RankMajorRows
 from epcross.kernels.experts.weights import ExpertWeights, WeightCopy
+from epcross.kernels.extras import Extra
 from epcross.kernels.formats import RowFormat
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class FlashInferMoe(ExpertCompute):
             import flashinfer.fused_moe as library
             import torch
         except ImportError as error:
-            return f"flashinfer is not usable ({error}); install epcross[flashinfer]"
+            return f"flashinfer is not usable ({error}); {Extra.FLASHINFER.install}"
         if not hasattr(library, "cutlass_fused_moe"):
             return "this flashinfer has no cutlass_fused_moe; install flashinfer-python 0.7.4"
         if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):

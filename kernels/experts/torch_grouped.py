@@ -10,6 +10,7 @@ from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, RankMajorRows
 from epcross.kernels.experts.weights import ExpertWeights
+from epcross.kernels.extras import Extra
 from epcross.kernels.formats import RowFormat
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class TorchGrouped(ExpertCompute):
         try:
             import torch
         except ImportError:
-            return "torch is not installed; install epcross[gpu]"
+            return f"torch is not installed; {Extra.GPU.install}"
         if not hasattr(torch, "_grouped_mm"):
             return f"torch {torch.__version__} has no grouped GEMM; install torch 2.9 or newer"
         if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):

@@ -7,6 +7,7 @@ from operator import index
 from typing import TYPE_CHECKING
 
 from epcross.kernels.errors import BuildError, EpcrossError, InvalidArguments
+from epcross.kernels.extras import Extra
 from epcross.kernels.formats import RowFormat, row_size
 from epcross.kernels.onesided import jit
 from epcross.kernels.onesided.buffers import Transport, facts_here, gather, judge
@@ -15,6 +16,8 @@ from epcross.kernels.onesided.engine import Kernels, bytes_per_rank
 from epcross.kernels.onesided.inputs import (
     Expected,
     Options,
+    expert_problems,
+    is_whole,
     number_problems,
     option_problems,
     slot_problems,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _COMBINE_UNIT = VECTOR_BYTES // 2  # values
+_WITHIN_BOUNDS = {"ep_size": 1, "max_tokens_per_rank": 1, "top_k": 1, "hidden": _COMBINE_UNIT}
 
 
 def unavailable() -> str | None:
@@ -35,7 +39,7 @@ def unavailable() -> str | None:
     try:
         import torch
     except ImportError as error:
-        return f"torch cannot be imported ({error}): install it for CUDA"
+        return f"torch cannot be imported ({error}): install it for CUDA, {Extra.CUDA.install}"
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU: an H100 or newer and torch for CUDA are needed"
     try:
@@ -48,36 +52,80 @@ def unavailable() -> str | None:
 def shape_of(
     *, ep_size: int, max_tokens_per_rank: int, top_k: int, hidden: int, dispatch_format: RowFormat | str
 ) -> Shape:
-    """What decides the size of a workspace. Raises `ValueError`, naming every value that is out of range."""
-    values = {"ep_size": ep_size, "max_tokens_per_rank": max_tokens_per_rank, "top_k": top_k, "hidden": hidden}
-    if problems := number_problems(values) + _format_problems(dispatch_format):
-        raise ValueError("; ".join(problems))
-    hidden = index(hidden)  # numpy's narrow integers would overflow in what is made of them
+    """What decides the size of a workspace. Raises `InvalidArguments`, a sentence for each wrong value."""
+    given = {"ep_size": ep_size, "max_tokens_per_rank": max_tokens_per_rank, "top_k": top_k, "hidden": hidden}
+    problems = number_problems(given)
+    if not _is_one_of(dispatch_format, tuple(RowFormat)):
+        problems.append(f"dispatch_format={dispatch_format} is not one of {', '.join(RowFormat)}")
+        dispatch_format = RowFormat.BF16
+    # numpy's narrow integers would overflow in what is made of them; what is no number must not hide the others' bounds
+    values = {name: index(value) if is_whole(value) else _WITHIN_BOUNDS[name] for name, value in given.items()}
     # Shape has the words for a combine row that is none, and every such row fills whole bytes in any format
-    size = row_size(RowFormat(dispatch_format), hidden if hidden > 0 and hidden % _COMBINE_UNIT == 0 else _COMBINE_UNIT)
-    return Shape(
-        ep_size=index(ep_size),
-        capacity=index(max_tokens_per_rank),
-        row_bytes=size.padded_row_bytes,
-        scale_bytes=size.padded_scale_bytes,
-        top_k=index(top_k),
-        hidden=hidden,
-    )
+    a_row = values["hidden"] > 0 and values["hidden"] % _COMBINE_UNIT == 0
+    size = row_size(RowFormat(dispatch_format), values["hidden"] if a_row else _COMBINE_UNIT)
+    try:
+        shape = Shape(
+            ep_size=values["ep_size"],
+            capacity=values["max_tokens_per_rank"],
+            row_bytes=size.padded_row_bytes,
+            scale_bytes=size.padded_scale_bytes,
+            top_k=values["top_k"],
+            hidden=values["hidden"],
+        )
+    except InvalidArguments as error:
+        raise InvalidArguments([*problems, *error.problems]) from None
+    if problems:
+        raise InvalidArguments(problems)
+    return shape
 
 
-def _format_problems(dispatch_format: RowFormat | str) -> list[str]:
-    if dispatch_format in list(RowFormat):
-        return []
-    return [f"dispatch_format={dispatch_format} is not one of {', '.join(RowFormat)}"]
+def layouts_of(
+    *,
+    ep_size: int,
+    max_tokens_per_rank: int,
+    top_k: int,
+    hidden: int,
+    dispatch_format: RowFormat | str,
+    protocol: str,
+) -> dict[Protocol, Layout]:
+    """The workspace for each protocol that may come to be used. Raises `InvalidArguments`, as `shape_of`."""
+    try:
+        shape = shape_of(
+            ep_size=ep_size,
+            max_tokens_per_rank=max_tokens_per_rank,
+            top_k=top_k,
+            hidden=hidden,
+            dispatch_format=dispatch_format,
+        )
+    except InvalidArguments as error:
+        raise InvalidArguments([*error.problems, *_protocol_problems(protocol)]) from None
+    return {each: layout(each, shape) for each in protocols_of(protocol)}
 
 
 def protocols_of(protocol: str) -> tuple[Protocol, ...]:
-    """Those that may come to be used. Raises `ValueError`."""
-    if protocol == AUTO:
-        return tuple(Protocol)
-    if protocol not in list(Protocol):
-        raise ValueError(f"protocol={protocol} is not one of {', '.join((*Protocol, AUTO))}")
-    return (Protocol(protocol),)
+    """Those that may come to be used. Raises `InvalidArguments`."""
+    if problems := _protocol_problems(protocol):
+        raise InvalidArguments(problems)
+    return tuple(Protocol) if protocol == AUTO else (Protocol(protocol),)
+
+
+def _protocol_problems(protocol: str) -> list[str]:
+    words = (*Protocol, AUTO)
+    return [] if _is_one_of(protocol, words) else [f"protocol={protocol} is not one of {', '.join(words)}"]
+
+
+def _is_one_of(value: object, words: Sequence[str]) -> bool:
+    """Arrays and the like have an idea of their own of what is equal."""
+    return isinstance(value, str) and value in words
+
+
+def _is_group(group: object) -> bool:
+    """Whether it is torch's, and has this process in it: torch's word for one that has not is a number."""
+    try:
+        from torch.distributed import ProcessGroup
+    except ImportError:  # torch was built without
+        return False
+    return isinstance(group, ProcessGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,38 +163,43 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
     Raises:
         InvalidArguments, NotOneDomain, DoesNotFit, NoCrossover: the same on every rank.
     """
-    if group is not None and not hasattr(group, "rank"):  # torch's word for a group that this process is no part of
-        raise InvalidArguments([f"group={group!r} is no group of which this process is a member: give one, or None"])
     try:
         device, problems = _device(request.device)
     except ImportError as error:
         raise InvalidArguments([str(unavailable())]) from error
+    no_group = group is not None and not _is_group(group)
+    if no_group:
+        problems.append(
+            f"group={group!r} is no group of which this process is a member: give a torch.distributed.ProcessGroup "
+            "that it is in, or None for this process alone"
+        )
+        group = None  # nobody can be asked: what else is wrong is told here
     options = request.options
     problems += option_problems(options)
     local_ranks = 1 if number_problems({"local_ranks": options.local_ranks}) else index(options.local_ranks)
     ep_size = (1 if group is None else group.size()) * local_ranks
-    ranks, wrong = slot_ranks(request.num_experts, ep_size, request.placement)
+    if no_group:  # where slots may lie depends on its size
+        ranks, wrong = (), expert_problems(request.num_experts)
+    else:
+        ranks, wrong = slot_ranks(request.num_experts, ep_size, request.placement)
     problems += wrong + slot_problems(len(ranks), request.top_k)
     problems += [why] if (why := unavailable()) else []
-    shape: Shape | None = None
     kernels: Kernels | None = None
     layouts: dict[Protocol, Layout] = {}
     try:
-        shape = shape_of(
+        layouts = layouts_of(
             ep_size=ep_size,
             max_tokens_per_rank=request.max_tokens_per_rank,
             top_k=request.top_k,
             hidden=request.hidden,
             dispatch_format=request.dispatch_format,
+            protocol=request.protocol,
         )
-    except ValueError as error:
-        problems.append(str(error))
+    except InvalidArguments as error:
+        problems += error.problems
     try:
-        protocols = protocols_of(request.protocol)
-        if shape is not None:
-            layouts = {protocol: layout(protocol, shape) for protocol in protocols}
         if not problems:
-            kernels = Kernels(device, protocols, len(ranks), options)
+            kernels = Kernels(device, tuple(layouts), len(ranks), options)
     except (ValueError, EpcrossError, RuntimeError) as error:  # RuntimeError: torch's, of a GPU that cannot be used
         problems.append(str(error))
     wanted_bytes = bytes_per_rank(layouts) if layouts else 0
@@ -162,11 +215,10 @@ def agree(group: "ProcessGroup | None", request: Request) -> Agreement:
         if kernels is not None:
             kernels.module.close()
         raise
-    assert shape is not None, "judge raises what is in problems"
-    assert kernels is not None
+    assert kernels is not None, "judge raises what is in problems"
     return Agreement(
         expected=Expected(
-            shape=shape,
+            shape=next(iter(layouts.values())).shape,
             local_ranks=local_ranks,
             num_slots=len(ranks),
             bf16_rows=RowFormat(request.dispatch_format) is RowFormat.BF16,

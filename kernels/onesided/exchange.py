@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from epcross.kernels.errors import InvalidArguments, WaitExpired
 from epcross.kernels.formats import RowFormat
 from epcross.kernels.onesided import jit
-from epcross.kernels.onesided.agreement import AUTO, Request, agree, protocols_of, shape_of
+from epcross.kernels.onesided.agreement import AUTO, Request, agree, layouts_of
 from epcross.kernels.onesided.crossover import Crossovers
 from epcross.kernels.onesided.engine import Engine, bytes_per_rank
 from epcross.kernels.onesided.inputs import Options
-from epcross.kernels.onesided.layout import Protocol, layout
+from epcross.kernels.onesided.layout import Protocol
 from epcross.kernels.onesided.plan import Phase
 from epcross.kernels.onesided.views import Dispatched, Landing
 
@@ -255,15 +255,16 @@ class OneSidedAllToAll:
     def workspace_bytes(
         *, ep_size: int, max_tokens_per_rank: int, top_k: int, hidden: int, dispatch_format: str = "bf16", protocol: str
     ) -> int:
-        """Bytes that one rank's workspace takes. Raises `ValueError`, naming every value that is out of range."""
-        shape = shape_of(
+        """Bytes that one rank's workspace takes. Raises `InvalidArguments` (a `ValueError`): all that is wrong."""
+        layouts = layouts_of(
             ep_size=ep_size,
             max_tokens_per_rank=max_tokens_per_rank,
             top_k=top_k,
             hidden=hidden,
             dispatch_format=dispatch_format,
+            protocol=protocol,
         )
-        return bytes_per_rank({each: layout(each, shape) for each in protocols_of(protocol)})
+        return bytes_per_rank(layouts)
 
     def describe(self) -> dict[str, Any]:
         """What runs: protocol, transport, the kernels of the last grid with their registers, and the sources' hash."""

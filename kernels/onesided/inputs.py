@@ -54,8 +54,8 @@ class Expected:
             )
         if tokens is None:
             return (rows.shape[-2],) * self.local_ranks
-        given: tuple[Any, ...] = (tokens,) if _is_whole(tokens) or not isinstance(tokens, Iterable) else tuple(tokens)
-        if not all(map(_is_whole, given)):
+        given: tuple[Any, ...] = (tokens,) if is_whole(tokens) or not isinstance(tokens, Iterable) else tuple(tokens)
+        if not all(map(is_whole, given)):
             raise InvalidArguments(
                 [f"tokens={tokens!r} must be a whole number, or a sequence of one for each local rank"]
             )
@@ -167,32 +167,43 @@ class Expected:
 
 def slot_ranks(num_experts: int, ep_size: int, placement: Sequence[int] | None) -> tuple[tuple[int, ...], list[str]]:
     """The rank of each slot, and what is wrong with it. Without `placement`, experts are spread in order."""
-    if found := number_problems({"num_experts": num_experts}):
+    found = expert_problems(num_experts)
+    if placement is not None:
+        ranks, wrong = _placed(placement, ep_size, least=0 if found else index(num_experts))
+        return (() if found else ranks), found + wrong
+    if found:
         return (), found
+    if ep_size < 1 or num_experts % ep_size:
+        return (), [f"num_experts={num_experts} is no multiple of ep_size={ep_size}: give a placement"]
+    return tuple(slot * ep_size // num_experts for slot in range(num_experts)), []
+
+
+def expert_problems(num_experts: int) -> list[str]:
+    """What is wrong with so many experts, wherever they are."""
+    if found := number_problems({"num_experts": num_experts}):
+        return found
     if num_experts < 1:
-        return (), [f"num_experts={num_experts} must be at least 1"]
-    if num_experts > MAX_SLOTS:  # before a list of so many is made
-        return (), slot_problems(num_experts, 0)
-    if placement is None:
-        if ep_size < 1 or num_experts % ep_size:
-            return (), [f"num_experts={num_experts} is no multiple of ep_size={ep_size}: give a placement"]
-        ranks = tuple(slot * ep_size // num_experts for slot in range(num_experts))
-    elif not isinstance(placement, Iterable):
+        return [f"num_experts={num_experts} must be at least 1"]
+    return slot_problems(num_experts, 0)
+
+
+def _placed(placement: Sequence[int], ep_size: int, *, least: int) -> tuple[tuple[int, ...], list[str]]:
+    """The rank of each slot, of at least `least`, as told; and what is wrong with it."""
+    if not isinstance(placement, Iterable):
         return (), [f"placement={placement!r} must be a sequence of ranks, one for each slot"]
-    else:
-        given = tuple(islice(placement, MAX_SLOTS + 1))
-        if len(given) > MAX_SLOTS:
-            return (), slot_problems(len(placement) if isinstance(placement, Sized) else len(given), 0)
-        found = [
-            f"placement[{slot}]={rank!r} must be a rank, 0 to {ep_size - 1}"
-            for slot, rank in enumerate(given)
-            if not _is_whole(rank) or not 0 <= index(rank) < ep_size
-        ]
-        if len(found) > _NAMED_SLOTS:
-            found[_NAMED_SLOTS:] = [f"placement has {len(found) - _NAMED_SLOTS} more slots without a rank"]
-        ranks = () if found else tuple(map(index, given))
-        if len(given) < num_experts:
-            found.append(f"placement has {len(given)} slots, and there are num_experts={num_experts}")
+    given = tuple(islice(placement, MAX_SLOTS + 1))  # before a list of more is made
+    if len(given) > MAX_SLOTS:
+        return (), slot_problems(len(placement) if isinstance(placement, Sized) else len(given), 0)
+    found = [
+        f"placement[{slot}]={rank!r} must be a rank, 0 to {ep_size - 1}"
+        for slot, rank in enumerate(given)
+        if not is_whole(rank) or not 0 <= index(rank) < ep_size
+    ]
+    if len(found) > _NAMED_SLOTS:
+        found[_NAMED_SLOTS:] = [f"placement has {len(found) - _NAMED_SLOTS} more slots without a rank"]
+    ranks = () if found else tuple(map(index, given))
+    if len(given) < least:
+        found.append(f"placement has {len(given)} slots, and there are num_experts={least}")
     return ranks, found
 
 
@@ -201,7 +212,7 @@ def slot_problems(num_slots: int, top_k: int) -> list[str]:
     found = []
     if num_slots > MAX_SLOTS:
         found.append(f"{num_slots} slots are above {MAX_SLOTS}: give fewer experts, or a shorter placement")
-    if num_slots and _is_whole(top_k) and num_slots < top_k <= MAX_TOP_K:
+    if num_slots and is_whole(top_k) and num_slots < top_k <= MAX_TOP_K:
         found.append(f"top_k={top_k} is above the number of slots {num_slots}")
     return found
 
@@ -210,35 +221,34 @@ def option_problems(options: Options) -> list[str]:
     """What is wrong with how an exchange shall run."""
     counts = {"local_ranks": options.local_ranks, "ranks_per_gpu": options.ranks_per_gpu}
     found = number_problems(counts | ({} if options.num_sms is None else {"num_sms": options.num_sms}))
-    if not isinstance(options.timeout_s, Real) or isinstance(options.timeout_s, bool):
+    timed = isinstance(options.timeout_s, Real) and not isinstance(options.timeout_s, bool)
+    if not timed:
         found.append(f"timeout_s={options.timeout_s!r} must be a number of seconds")
     if not isinstance(options.programmatic_launch, bool):
         found.append(f"programmatic_launch={options.programmatic_launch!r} must be True or False")
-    if found:  # of something else no bound can be asked
-        return found
     bounds = (
         ("local_ranks", options.local_ranks, 1, MAX_LOCAL_RANKS),
         ("ranks_per_gpu", options.ranks_per_gpu, 1, MAX_RANKS),
         ("num_sms", options.num_sms, 1, None),
     )
-    found = [
+    found += [
         f"{name}={value} must be at least {low}" + ("" if high is None else f" and at most {high}")
         for name, value, low, high in bounds
-        if value is not None and not low <= value <= (value if high is None else high)
+        if value is not None and is_whole(value) and not low <= value <= (value if high is None else high)
     ]
-    if not 0 < options.timeout_s <= MAX_TIMEOUT_S:
+    if timed and not 0 < options.timeout_s <= MAX_TIMEOUT_S:
         found.append(f"timeout_s={options.timeout_s} must be above 0 and at most {MAX_TIMEOUT_S:g}")
-    if options.local_ranks > 1 and options.ranks_per_gpu > 1:
+    if all(is_whole(value) and value > 1 for value in counts.values()):
         found.append("local_ranks and ranks_per_gpu are two ways to share a GPU: leave one of them 1")
     return found
 
 
 def number_problems(values: Mapping[str, object]) -> list[str]:
     """Which of these are no whole numbers. Fractions would pass every bound and be cut off later."""
-    return [f"{name}={value!r} must be a whole number" for name, value in values.items() if not _is_whole(value)]
+    return [f"{name}={value!r} must be a whole number" for name, value in values.items() if not is_whole(value)]
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     """Python's integers, numpy's, and tensors that hold one; True and False are none."""
     if isinstance(value, bool):
         return False

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from epcross.kernels.cache import LOCK_LIMIT_S, cache_directory, locked, write_whole
 from epcross.kernels.errors import BuildError
+from epcross.kernels.extras import Extra
 
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 """H100 and H200; B200 and GB200; B300 and GB300."""
@@ -29,7 +30,7 @@ STANDARD = "c++17"
 PTXAS_OPTIONS = ("-v",)
 
 _SOURCES = Path(__file__).parent / "csrc"
-_INSTALL = "pip install 'epcross[cuda]' (in a checkout: make nvrtc)"
+_INSTALL = f"{Extra.CUDA.install}, or `make nvrtc` there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

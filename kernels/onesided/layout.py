@@ -13,6 +13,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from epcross.kernels.errors import InvalidArguments
+
 VECTOR_BYTES = 16
 """One vector access of a thread."""
 
@@ -54,7 +56,7 @@ class Shape:
     """What decides the size of a workspace.
 
     Raises:
-        ValueError: naming every value that is out of range.
+        InvalidArguments: a sentence for every value that is out of range.
     """
 
     ep_size: int
@@ -92,7 +94,7 @@ class Shape:
                 f"{most // widest} rows of this size can be numbered"
             )
         if problems:
-            raise ValueError("; ".join(problems))
+            raise InvalidArguments(problems)
 
     @property
     def metadata_bytes(self) -> int:

@@ -22,18 +22,9 @@ pytest.importorskip("torch", reason="torch is not installed, which the one-sided
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
     """The stand-in exchange; what it was made with is in `made`."""
-    from tests._fake_exchange import FakeExchange
+    from tests._fake_exchange import stand_in
 
-    made = []
-
-    def make(*given, **named):
-        made.append(FakeExchange(*given, **named))
-        return made[-1]
-
-    monkeypatch.setattr(onesided, "OneSidedAllToAll", make)
-    monkeypatch.setattr(onesided.OneSided, "_wait", lambda self: self._opened().check())
-    monkeypatch.setattr(onesided.OneSided, "_sm_count", lambda self: 4)
-    return made
+    return stand_in(monkeypatch)
 
 
 def backend(kind: type[onesided.OneSided] = OneSidedSentinel, **options):

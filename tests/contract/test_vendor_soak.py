@@ -9,22 +9,21 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; make torch")
 
 from tests._fake_device import FakeDevice
+from tests._points import CONTEXT
 from tests.contract.threads import Shared
 from tests.fakes.flashinfer import install_flashinfer
 from tests.fakes.world import FakeGroup, Meeting
 
 from epcross.harness.backends.flashinfer_one_sided import FlashInferOneSided
-from epcross.harness.measuring import measure
+from epcross.harness.measuring import unit_session
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.device_soak import DeviceSoak
 from epcross.harness.measuring.measure import measure_unit
 from epcross.harness.measuring.soak_session import VISITS
 from epcross.harness.point import Timing, Unit
-from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Domain
 from epcross.harness.verification.cases import cases
 
-CONTEXT = RunContext(run_id="r", measure_hash="m", machine="c", allocation_id="a", git_sha="", git_dirty=False)
 TIMING = Timing(
     launches=1,
     seeds=1,
@@ -85,7 +84,7 @@ def soak(kind):
 
 def test_a_library_is_soaked_on_every_rank_and_a_late_error_of_one_is_named(monkeypatch):
     install_flashinfer(monkeypatch)
-    monkeypatch.setattr(measure, "nvml_here", lambda: None)
+    monkeypatch.setattr(unit_session, "nvml_here", lambda: None)
     record = soak(FlashInferOneSided)
     assert (record.status, record.reason) == ("ok", None)
     assert record.verified_rounds == 1 + TIMING.sets + 1 + VISITS * TIMING.sets

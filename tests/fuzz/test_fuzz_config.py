@@ -7,8 +7,8 @@ import pytest
 from _mutate import SECONDS, damaged, fuzz
 
 from epcross.harness.errors import ConfigError
+from epcross.harness.planning.build import build
 from epcross.harness.planning.config import resolve
-from epcross.harness.planning.plan import build
 
 YAML_WORDS = [
     b"&a ", b"*a", b"<<: *a", b"!!python/object/apply:os.getcwd []", b"!!binary x", b"${oc.env:HOME}", b"${missing}",

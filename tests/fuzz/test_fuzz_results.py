@@ -10,12 +10,14 @@ from _mutate import SECONDS, altered, damaged, fuzz
 
 from epcross.harness.analysis.table import run_table, status_table
 from epcross.harness.errors import EpcrossError, StoreError
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.build import build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.record import UnitResult
 from epcross.harness.running.display import failure_line, progress_line
 from epcross.harness.running.progress import Pace, ProgressLog, ProgressReader, attempts
 from epcross.harness.storing.rows import RunContext, failed_records
-from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run, read_floor, release, write_floor
+from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run, read_floor, write_floor
+from epcross.harness.storing.run_owner import release
 from epcross.harness.storing.sealed import seal, unseal
 from epcross.harness.storing.units import missing_rows, read_units, write_unit
 from epcross.harness.terms import Status

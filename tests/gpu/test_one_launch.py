@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from tests._points import small_point
+from tests._points import CONTEXT, small_point
 from tests._torch_one_launch import torch_one_launch
 from tests.gpu._alone import alone
 
 from epcross.harness.backends.onesided import OneSidedFence, OneSidedSentinel
 from epcross.harness.measuring.measure import measure_unit
 from epcross.harness.point import Placement, Routing, Timing, Unit
-from epcross.harness.storing.rows import RunContext, check_record
+from epcross.harness.storing.rows import check_record
 from epcross.harness.terms import Domain, PlacementKind, Regime, RowFormat, Sharing
 from epcross.harness.verification.cases import cases
 from epcross.harness.verification.contract import refusal, run_case
@@ -19,9 +19,6 @@ from epcross.harness.verification.gpu_contract import GpuVisit
 torch = pytest.importorskip("torch", reason="torch is not installed, which tests on a GPU need")
 
 BACKENDS = [OneSidedFence, OneSidedSentinel, torch_one_launch()]
-CONTEXT = RunContext(
-    run_id="run", measure_hash="hash", machine="machine", allocation_id="here", git_sha="", git_dirty=False
-)
 TIMING = Timing(
     launches=5,
     seeds=2,

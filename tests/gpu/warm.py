@@ -23,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 
-from epcross.harness.planning.plan import Plan, build  # noqa: E402
+from epcross.harness.planning.build import build  # noqa: E402
+from epcross.harness.planning.plan import Plan  # noqa: E402
 from epcross.harness.point import Point  # noqa: E402
 from epcross.harness.terms import BackendKind, Regime  # noqa: E402
 

@@ -1,17 +1,11 @@
 """One sweep over broken backends, as a user's own folder: each ends as its own status, none as a time."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from _spawn import PYTHONPATH, left_overs
+from _command import epcross, rows_of, write_backends
+from _spawn import left_overs
 from epcross.harness.record import Record
-from epcross.harness.storing.store import open_run, read_units
-
-ROOT = Path(__file__).parents[2]
+from epcross.harness.storing.store import open_run
 
 pytestmark = pytest.mark.beside
 
@@ -36,31 +30,21 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]:
     folder = tmp_path_factory.mktemp("broken")
-    (folder / "backend").mkdir()
-    for name in EXPECTED:
-        (folder / "backend" / f"{name}.yaml").write_text(
-            f'target: tests.broken_backends:{name}\nlabel: {name}\ncolor: "#777777"\n'
-        )
+    write_backends(folder, {name: f"tests.broken_backends:{name}" for name in EXPECTED})
     (folder / "sweep").mkdir()
     (folder / "sweep" / "broken.yaml").write_text(
         "description: Backends that are each wrong in one way.\n"
         "timing: smoke\n"
         f"grid: {{backend: [{', '.join(EXPECTED)}], ep_size: 2, model: tiny, tokens_per_rank: 3, regime: steady}}\n"
     )
-    command = [sys.executable, "-m", "epcross.harness.cli", "run", "sweep=broken", f"output_dir={folder}/runs"]
-    command += [f"--config-dir={folder}", "timing.wall_limit_s=4", "timing.max_pairs=20"]
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    words = ["sweep=broken", f"output_dir={folder}/runs", f"--config-dir={folder}"]
+    ended = epcross(folder, "run", *words, "timing.wall_limit_s=4", "timing.max_pairs=20")
     assert ended.returncode == 1, ended.stderr
-    assert "Traceback" not in ended.stderr + ended.stdout
     (run_path,) = (folder / "runs").iterdir()
-    run = open_run(run_path)
-    results, problems = read_units(run)
-    assert not problems
-    assert not left_overs(run)
+    assert not left_overs(open_run(run_path))
     found: dict[str, list[Record]] = {}
-    for result in results:
-        found.setdefault(result.records[0].backend, []).extend(result.records)
+    for record in rows_of(run_path):
+        found.setdefault(record.backend, []).append(record)
     return found
 
 

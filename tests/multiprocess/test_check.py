@@ -1,10 +1,8 @@
 """`epcross check` in real processes: right backends pass, each broken one is named with case, seed and place."""
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from _command import epcross, write_backends
 from _spawn import PYTHONPATH
 from epcross.harness import cli
 from epcross.harness.running import check_ranks
 from epcross.harness.running.check_ranks import _told_once  # pyright: ignore[reportPrivateUsage]
 from epcross.harness.verification.cases import cases
 
-ROOT = Path(__file__).parents[2]
 OWN = """
 import os, signal, time
 from tests.broken_backends import ReferenceBackend
@@ -83,10 +81,8 @@ Check = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("backends")
-    (folder / "backend").mkdir()
     (folder / "own.py").write_text(OWN)
-    for name, target in TARGETS.items():
-        (folder / "backend" / f"{name}.yaml").write_text(f'target: {target}\nlabel: {name}\ncolor: "#777777"\n')
+    write_backends(folder, TARGETS)
     return folder
 
 
@@ -95,11 +91,9 @@ def check(folder: Path) -> Check:
     """The real command; nothing of it may outlive it."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "epcross.harness.cli", "check", *words, "--config-dir", str(folder)]
         mark = f"{folder}/{time.monotonic_ns()}"
-        environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "EPCROSS_TEST_RUN": mark, "TMPDIR": str(folder)}
-        ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100)
-        assert "Traceback" not in ended.stdout + ended.stderr
+        given = ("check", *words, "--config-dir", str(folder))
+        ended = epcross(folder, *given, EPCROSS_TEST_RUN=mark, TMPDIR=str(folder))
         assert not [
             process for process in psutil.process_iter() if _environment(process).get("EPCROSS_TEST_RUN") == mark
         ]

@@ -4,17 +4,15 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from _command import epcross, rows_of
 from _spawn import left_overs
-from epcross.harness.planning.plan import Plan
-from epcross.harness.record import Record
 from epcross.harness.running.progress import Pace, ProgressReader
-from epcross.harness.storing.store import done_units, missing_rows, open_run, read_units
+from epcross.harness.storing.store import done_units, open_run
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.beside
@@ -53,17 +51,13 @@ time.time = lambda: 1_800_000_000.0 - 3600 * next(_ticks)
 """As `sitecustomize` of every process: each look at the wall clock finds it an hour earlier."""
 
 
-def epcross(folder: Path, custom: str, *words: str) -> "subprocess.CompletedProcess[str]":
+def customised(folder: Path, custom: str, *words: str) -> "subprocess.CompletedProcess[str]":
     """The command, with `custom` imported at the start of it and of every process below it."""
     place = folder / "custom"
     place.mkdir(exist_ok=True)
     (place / "sitecustomize.py").write_text(custom)
     path = os.pathsep.join([str(place), str(ROOT / "src")])
-    environment = {**os.environ, "PYTHONPATH": path, "FAKE_RUNS": str(folder / "results" / "runs")}
-    command = [sys.executable, "-m", "epcross.harness.cli", *words]
-    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert "Traceback" not in ended.stdout + ended.stderr
-    return ended
+    return epcross(folder, *words, imports=path, FAKE_RUNS=str(folder / "results" / "runs"))
 
 
 def run_folder(folder: Path) -> Path:
@@ -71,18 +65,9 @@ def run_folder(folder: Path) -> Path:
     return header.parent
 
 
-def rows_of(path: Path) -> list[Record]:
-    run = open_run(path)
-    units, problems = read_units(run)
-    assert problems == []
-    plan = Plan.from_json(run.plan)
-    assert missing_rows(units, plan.points, plan.timing) == []
-    return [record for unit in units for record in unit.records]
-
-
 def test_a_disk_that_fills_costs_the_unit_in_flight(tmp_path: Path) -> None:
     begin = time.monotonic()
-    ended = epcross(tmp_path, FULL_DISK, "run", *SMALL)
+    ended = customised(tmp_path, FULL_DISK, "run", *SMALL)
     assert time.monotonic() - begin < 60
     path = run_folder(tmp_path)
     assert (path.parent / "full").exists()
@@ -93,13 +78,13 @@ def test_a_disk_that_fills_costs_the_unit_in_flight(tmp_path: Path) -> None:
     assert len(done_units(open_run(path))) == 2
     assert [p.name for p in (path / "units").iterdir() if p.name.startswith(".")] == []  # nothing half-written
     assert left_overs(open_run(path)) == []
-    status = epcross(tmp_path, FULL_DISK, "status", str(path))
+    status = customised(tmp_path, FULL_DISK, "status", str(path))
     assert status.returncode == 0
     assert "interrupted" in status.stdout
 
     before = {name: (path / "units" / name).read_bytes() for name in os.listdir(path / "units")}
     (path.parent / "roomy").touch()
-    resumed = epcross(tmp_path, FULL_DISK, "run", "--resume", str(path))
+    resumed = customised(tmp_path, FULL_DISK, "run", "--resume", str(path))
     assert resumed.returncode == 0, resumed.stderr
     assert {row.status for row in rows_of(path)} == {"ok"}
     assert {name: (path / "units" / name).read_bytes() for name in before} == before
@@ -107,7 +92,7 @@ def test_a_disk_that_fills_costs_the_unit_in_flight(tmp_path: Path) -> None:
 
 def test_a_wall_clock_that_runs_backwards_changes_no_duration(tmp_path: Path) -> None:
     begin = time.monotonic()
-    ended = epcross(tmp_path, BACKWARDS, "run", *SMALL)
+    ended = customised(tmp_path, BACKWARDS, "run", *SMALL)
     took_s = time.monotonic() - begin
     assert ended.returncode == 0, ended.stdout + ended.stderr
     path = run_folder(tmp_path)
@@ -125,9 +110,9 @@ def test_a_wall_clock_that_runs_backwards_changes_no_duration(tmp_path: Path) ->
     assert 0 < pace.measured_s < took_s
     assert pace.done == pace.planned == len({row.point_id for row in rows})
     assert "-" not in "".join(re.findall(r"about (\S+) left", ended.stderr))
-    status = epcross(tmp_path, BACKWARDS, "status", str(path), "--json")
+    status = customised(tmp_path, BACKWARDS, "status", str(path), "--json")
     assert json.loads(status.stdout)["state"] == "finished"
-    again = epcross(tmp_path, BACKWARDS, "run", "--resume", str(path))  # a folder from the future is a folder
+    again = customised(tmp_path, BACKWARDS, "run", "--resume", str(path))  # a folder from the future is a folder
     assert again.returncode == 0
 
 
@@ -152,7 +137,7 @@ def test_no_duration_comes_from_the_wall_clock() -> None:
 
 
 def test_a_resume_reads_what_a_kill_left(tmp_path: Path) -> None:
-    ended = epcross(tmp_path, "", "run", *SMALL, "tokens_per_rank=1")
+    ended = customised(tmp_path, "", "run", *SMALL, "tokens_per_rank=1")
     assert ended.returncode == 0, ended.stderr
     path = run_folder(tmp_path)
     next((path / "units").glob("*.json")).unlink()
@@ -160,9 +145,9 @@ def test_a_resume_reads_what_a_kill_left(tmp_path: Path) -> None:
     progress.write_bytes(progress.read_bytes()[:-40] + b"\n{torn\n")
     whole = floor.read_bytes()
     floor.write_bytes(whole[: len(whole) // 2])  # by no kill of ours: something else cut it
-    again = epcross(tmp_path, "", "run", "--resume", str(path))
+    again = customised(tmp_path, "", "run", "--resume", str(path))
     assert again.returncode == 0, again.stderr
     assert (path / "units" / "damaged" / "floor.json").read_bytes() == whole[: len(whole) // 2]  # nothing is lost
     assert json.loads(floor.read_text())["content"].keys() == json.loads(whole)["content"].keys()  # measured again
     assert {row.status for row in rows_of(path)} == {"ok"}
-    assert epcross(tmp_path, "", "status", str(path)).stdout.startswith(f"{path.name}: finished")
+    assert customised(tmp_path, "", "status", str(path)).stdout.startswith(f"{path.name}: finished")

@@ -1,22 +1,16 @@
 """The gloo baseline, in real processes, against a numpy computation of the same exchange, bit for bit."""
 
-import faulthandler
-import multiprocessing
-import traceback
 from dataclasses import dataclass, replace
-from queue import Empty
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from _store_ranks import run_on_store
 
 from epcross.harness.backends.base import Batch, Description, Received, Shard
 from epcross.harness.backends.gloo import Gloo
 from epcross.harness.point import Model, Placement, Point
 from epcross.harness.running.group import StoreGroup
-from epcross.harness.running.rendezvous import Address, new_token
-from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.terms import Domain, PlacementKind, Regime, RowFormat
 from epcross.kernels.formats import row_size
 
@@ -24,7 +18,6 @@ if reason := Gloo({}).unavailable():
     pytest.skip(reason, allow_module_level=True)
 pytestmark = pytest.mark.beside
 
-STUCK_S = 80
 TIMEOUT_S = 90
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SETS = 2
@@ -137,47 +130,14 @@ def exchange(case: Case, group: StoreGroup) -> Description:
     return described
 
 
-def rank_main(cases: list[Case], address: Address, rank: int, size: int, results: Any) -> None:
+def exchanges(group: StoreGroup, cases: list[Case]) -> list[Description]:
     """One worker: several points, one after another, in one process group."""
-    faulthandler.dump_traceback_later(STUCK_S, exit=True)  # a rank that hangs shows where
-    try:
-        with StoreGroup(
-            address, scope="g", rank=rank, size=size, shared_name="epcross-gloo", timeout_s=STUCK_S - 20
-        ) as group:
-            described = [exchange(case, group) for case in cases]
-            group.barrier()
-        results.put((rank, described, None))
-    except BaseException:
-        results.put((rank, [], traceback.format_exc()))
+    return [exchange(case, group) for case in cases]
 
 
 def run_ranks(cases: list[Case]) -> list[list[Description]]:
     """What each rank described at each point, once every one has checked everything."""
-    context = multiprocessing.get_context("spawn")  # a forked torch may hold locks of threads that were not forked
-    results = context.Queue()
-    size = len(cases[0].tokens)
-    described: dict[int, list[Description]] = {}
-    with StoreServer(token=new_token()) as server:
-        ranks = [
-            context.Process(target=rank_main, args=(cases, server.address, rank, size, results), daemon=True)
-            for rank in range(size)
-        ]
-        for process in ranks:
-            process.start()
-        try:
-            for _ in ranks:
-                rank, result, failure = results.get(timeout=TIMEOUT_S)
-                assert failure is None, f"rank {rank}:\n{failure}"
-                described[rank] = result
-            for process in ranks:
-                process.join(TIMEOUT_S)
-                assert process.exitcode == 0
-        except Empty:
-            pytest.fail(f"ranks {sorted(set(range(size)) - set(described))} sent nothing within {TIMEOUT_S} s")
-        finally:
-            for process in ranks:
-                process.kill()
-    return [described[rank] for rank in range(size)]
+    return run_on_store(len(cases[0].tokens), exchanges, cases, limit_s=TIMEOUT_S)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ with StoreGroup(Address(host=sys.argv[1], port=int(sys.argv[2]), token=sys.argv[
 
 
 def test_a_torch_group_of_the_same_ranks(server: StoreServer) -> None:
-    pytest.importorskip("torch", reason="torch is not installed; pip install epcross[gloo]")
+    pytest.importorskip("torch", reason="torch is not installed; pip install -e '.[gloo]'")
     address = server.address
     command = [sys.executable, "-W", "ignore", "-c", TORCH_RANK, address.host, str(address.port), address.token]
     ranks = [subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, text=True) for r in range(2)]

@@ -1,31 +1,24 @@
 """`epcross point`: a stored point again, alone, beside its stored rows, and under a wrapper."""
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from _command import epcross, rows_of
 from _spawn import left_overs
 from epcross.harness import cli
 from epcross.harness.planning.plan import Plan
-from epcross.harness.record import Record
 from epcross.harness.running.find_point import runs_in
-from epcross.harness.storing.store import merge, open_run, read_units
+from epcross.harness.storing.store import merge, open_run
 from epcross.harness.terms import Flag, Regime
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.beside
 SWEEP = """\
 description: Two points and two launches.
 timing: smoke
 grid: {backend: shm_sentinel, ep_size: 2, model: tiny, tokens_per_rank: 3, regime: [steady, entry]}
 """
-
-Epcross = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -34,32 +27,19 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("work")
     (work / "config" / "sweep").mkdir(parents=True)
     (work / "config" / "sweep" / "two.yaml").write_text(SWEEP)
-    ended = epcross_in(work)("run", "sweep=two", "timing.launches=2", "--config-dir", "config")
+    ended = epcross(work, "run", "sweep=two", "timing.launches=2", "--config-dir", "config")
     assert ended.returncode == 0, ended.stderr
     return work
-
-
-def epcross_in(work: Path) -> Epcross:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "epcross.harness.cli", *words]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        return subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, timeout=100)
-
-    return run
 
 
 def points_of(run: Path) -> dict[Regime, str]:
     return {point.regime: point.point_id for point in Plan.from_json(open_run(run).plan).points}
 
 
-def rows_of(run: Path) -> list[Record]:
-    return [record for unit in read_units(open_run(run))[0] for record in unit.records]
-
-
 def test_a_prefix_is_enough_and_the_rows_stand_beside_the_stored_ones(work: Path) -> None:
     (first,) = [run for run in runs_in(work / "results" / "runs") if "-two-" in run.name]
     point_id = points_of(first)[Regime.ENTRY]
-    ended = epcross_in(work)("point", point_id[:9], "--output-dir", "again")
+    ended = epcross(work, "point", point_id[:9], "--output-dir", "again")
     assert ended.returncode == 0, ended.stderr
     assert f"{point_id} of {first.name}: shm_sentinel" in ended.stdout
     (run,) = runs_in(work / "again")
@@ -88,7 +68,8 @@ def test_a_wrapper_starts_each_worker_and_its_rows_say_so(work: Path) -> None:
     wrapper.write_text('#!/bin/sh\necho "began $1" > "$2"\nshift 2\n"$@"\n')
     wrapper.chmod(0o755)
     point_id = points_of(first)[Regime.STEADY]
-    ended = epcross_in(work)(
+    ended = epcross(
+        work,
         "point",
         point_id,
         "--run",
@@ -113,9 +94,7 @@ def test_a_merged_folder_holds_points_too(work: Path, tmp_path: Path) -> None:
     (first,) = [run for run in runs_in(work / "results" / "runs") if "-two-" in run.name]
     merge(tmp_path / "merged", [first])
     point_id = points_of(first)[Regime.STEADY]
-    ended = epcross_in(work)(
-        "point", point_id, "--run", str(tmp_path / "merged"), "--output-dir", str(tmp_path / "new")
-    )
+    ended = epcross(work, "point", point_id, "--run", str(tmp_path / "merged"), "--output-dir", str(tmp_path / "new"))
     assert ended.returncode == 0, ended.stderr
     assert f"{point_id} of {first.name}" in ended.stdout
 

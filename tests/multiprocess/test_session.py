@@ -12,7 +12,7 @@ from tests._points import small_point
 
 from _spawn import config
 from epcross.harness.errors import EpcrossError, StoreError
-from epcross.harness.planning.plan import build
+from epcross.harness.planning.build import build
 from epcross.harness.record import UnitResult
 from epcross.harness.running import session
 from epcross.harness.running.prebuild import builds, prebuild

@@ -1,42 +1,25 @@
 """Soaks of real ranks: right backends pass, what goes wrong late is found, and the time limit holds."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from _spawn import PYTHONPATH, left_overs
-from epcross.harness.planning.plan import Plan
-from epcross.harness.record import Record
-from epcross.harness.storing.store import missing_rows, open_run, read_units
+from _command import epcross, rows_of, write_backends
+from _spawn import left_overs
+from epcross.harness.storing.store import open_run
 
-ROOT = Path(__file__).parents[2]
 SLACK_S = 8.0  # starting and ending a run, and one group that began just in time
 
 
 def soak(folder: Path, *words: str, limit_s: float = 90.0) -> tuple[int, str, float, Path]:
     """Exit code, output, seconds and run folder of a soak."""
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    command = [sys.executable, "-m", "epcross.harness.cli", "run", *words, f"output_dir={folder}/runs"]
     begin = time.monotonic()
-    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=limit_s)
+    ended = epcross(folder, "run", *words, f"output_dir={folder}/runs", limit_s=limit_s)
     took_s = time.monotonic() - begin
-    assert "Traceback" not in ended.stderr + ended.stdout
     (path,) = (folder / "runs").iterdir()
     assert left_overs(open_run(path)) == []
     return ended.returncode, " ".join(ended.stdout.split()), took_s, path
-
-
-def rows_of(path: Path) -> list[Record]:
-    run = open_run(path)
-    units, problems = read_units(run)
-    assert problems == []
-    plan = Plan.from_json(run.plan)
-    assert missing_rows(units, plan.points, plan.timing) == []
-    return [record for unit in units for record in unit.records]
 
 
 def test_our_protocols_stand_a_short_soak(tmp_path: Path) -> None:
@@ -61,11 +44,7 @@ BROKEN = {
 
 
 def test_what_goes_wrong_only_late_is_found_and_can_be_run_again(tmp_path: Path) -> None:
-    (tmp_path / "backend").mkdir()
-    for name in BROKEN:
-        (tmp_path / "backend" / f"{name}.yaml").write_text(
-            f'target: tests.late_backends:{name}\nlabel: {name}\ncolor: "#777777"\n'
-        )
+    write_backends(tmp_path, {name: f"tests.late_backends:{name}" for name in BROKEN})
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "late.yaml").write_text(
         "description: Backends that are right at first.\n"

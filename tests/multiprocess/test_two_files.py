@@ -1,14 +1,12 @@
 """CONTRIBUTING.md's baseline in two files: taken from the page as it stands, in the repository and out of it."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from _command import epcross
 from epcross.harness.running.find_point import runs_in
 from epcross.harness.storing.store import open_run, read_units
 from epcross.harness.verification.cases import cases
@@ -45,15 +43,7 @@ def follow(lines: list[str], folder: Path, source: Path) -> None:
     for line in lines:
         program, verb, *words = line.split()
         assert program == ".venv/bin/epcross"
-        ended = subprocess.run(
-            [sys.executable, "-P", "-m", "epcross.harness.cli", verb, *words],
-            env={**os.environ, "PYTHONPATH": str(source / "src")},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = epcross(folder, verb, *words, imports=str(source / "src"))
         assert ended.returncode == 0, ended.stdout + ended.stderr
         outputs[verb] = ended.stdout
     assert re.search(r"my_kernel\s*│ my kernel\s*│ cpu\s*│ yes", outputs["backends"])

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install 'epcross[notebooks]'")
-nbformat = pytest.importorskip("nbformat", reason="needs nbformat: pip install 'epcross[notebooks]'")
-pytest.importorskip("ipykernel", reason="needs a kernel: pip install 'epcross[notebooks]'")
+jupytext = pytest.importorskip("jupytext", reason="needs jupytext: pip install -e '.[notebooks]'")
+nbformat = pytest.importorskip("nbformat", reason="needs nbformat: pip install -e '.[notebooks]'")
+pytest.importorskip("ipykernel", reason="needs a kernel: pip install -e '.[notebooks]'")
 
 from epcross.harness.analysis import notebooks  # noqa: E402 - after the skips
 from epcross.harness.verification.cases import cases  # noqa: E402

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from store_values import CONTEXT, TINY, ok
+from store_values import CONTEXT, make_point, ok
 
 from epcross.harness.analysis import frame
-from epcross.harness.point import Placement, Point
+from epcross.harness.point import Point
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import rows_table, samples_table, write_tables
 from epcross.harness.storing.rows import base_record
@@ -19,16 +19,7 @@ Curve = Callable[[int], float]
 
 
 def point(backend: str, tokens: int, *, regime: Regime = Regime.STEADY, ep_size: int = 2) -> Point:
-    return Point(
-        backend=backend,
-        model=TINY,
-        ep_size=ep_size,
-        tokens_per_rank=tokens,
-        tokens=(tokens,) * ep_size,
-        max_tokens_per_rank=tokens,
-        placement=Placement(num_slots=8),
-        regime=regime,
-    )
+    return make_point(backend=backend, tokens=tokens, regime=regime, ep_size=ep_size)
 
 
 def record(of: Point, latency_us: float = 10.0, phase: Phase = Phase.ROUND_TRIP, **columns: object) -> Record:

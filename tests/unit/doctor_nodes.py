@@ -51,6 +51,7 @@ class Node(NodeProbe):
     pids: Sequence[int] = ()
     held: Mapping[str, Sequence[str]] = field(default_factory=dict)  # UUID -> who holds its lock
     lock_problem: str = ""
+    no_locks: str = ""
     links: Sequence[int] = (18, 18, 18, 18, 18, 18, 18, 18)  # active, of 18
     bad_pairs: Sequence[tuple[int, int]] = ()
     taking: int = 0  # errno of pidfd_getfd
@@ -114,6 +115,9 @@ class Node(NodeProbe):
         if self.lock_problem:
             raise LookupError(self.lock_problem)
         return list(self.held.get(uuid, ()))
+
+    def locks_refused(self) -> str:
+        return self.no_locks
 
     def uuid(self, index: int) -> str:
         return self.uuids[index] if self.uuids else f"GPU-{self.name}-{index}"

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from epcross.harness.errors import ConfigError
+from epcross.harness.planning.build import build
 from epcross.harness.planning.config import resolve
 from epcross.harness.planning.library import Library
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.plan import Plan
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "config"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.build import build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.point import Point
 from epcross.harness.record import Record, UnitResult
 from epcross.harness.storing.store import RunDirectory, create_run, write_floor, write_unit

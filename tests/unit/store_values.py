@@ -43,6 +43,10 @@ def make_point(
     )
 
 
+PLAN = {"points": [make_point().to_json()]}
+"""As much of a plan as a run folder needs."""
+
+
 def ok(record: Record, latency_us: float) -> Record:
     return replace(
         record,

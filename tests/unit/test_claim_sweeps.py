@@ -13,8 +13,9 @@ from epcross.harness.claims.book import read_book
 from epcross.harness.claims.claim import Claim, Quantity
 from epcross.harness.claims.sources import SHIPPED
 from epcross.harness.cli import run as cli
+from epcross.harness.planning.build import build
 from epcross.harness.planning.library import PACKAGE_CONF, Library
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.terms import BackendKind
 
 BOOK = read_book([SHIPPED])

@@ -105,7 +105,7 @@ def test_exit_codes(
     def fail(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr("epcross.harness.planning.plan.build", fail)
+    monkeypatch.setattr("epcross.harness.planning.build.build", fail)
     assert cli.run(["plan"]) == code
     assert says in capsys.readouterr().err
 

@@ -1,6 +1,5 @@
 """From a backend's YAML to the backend: targets, options, interpreters."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +80,8 @@ def test_another_module_of_the_same_name_is_not_taken_in_silence(tmp_path: Path)
         ("package", "twice", tmp_path / "first" / "twice.py"),
         ("second", "colorsys", "lib.*/colorsys.py"),  # a user's file never hides an installed module
     ]:
-        with pytest.raises(ConfigError, match=f"'{name}' is {tmp_path / folder}.*another module of that name, .*{taken}"):
+        says = f"'{name}' is {tmp_path / folder}.*another module of that name, .*{taken}"
+        with pytest.raises(ConfigError, match=says):
             loader.load(config(f"{name}:Kernel", folder=str(tmp_path / folder)))
 
 

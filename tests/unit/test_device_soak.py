@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests._fake_device import FakeDevice
-from tests._points import small_point
+from tests._points import CONTEXT, small_point
 from tests._torch_one_launch import torch_one_launch
 from tests.contract.threads import on_ranks
 
@@ -18,12 +18,10 @@ from epcross.harness.measuring.measure import measure_unit
 from epcross.harness.measuring.soak_session import VISITS
 from epcross.harness.point import Routing, Timing, Unit
 from epcross.harness.record import Record
-from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Domain, RowFormat, Sharing
 
 torch = pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")
 
-CONTEXT = RunContext(run_id="r", measure_hash="m", machine="c", allocation_id="a", git_sha="", git_dirty=False)
 TIMING = Timing(
     launches=1,
     seeds=1,
@@ -233,19 +231,11 @@ def test_rows_in_another_order_each_time_are_no_error():
 
 @pytest.mark.parametrize("kind", ["OneSidedFence", "OneSidedSentinel"])
 def test_the_one_sided_adapter_is_soaked_in_a_graph_and_a_wrong_row_is_seen(kind, monkeypatch):
-    from tests._fake_exchange import FakeExchange
+    from tests._fake_exchange import FakeExchange, stand_in
 
     from epcross.harness.backends import onesided
 
-    made: list[FakeExchange] = []
-
-    def make(*given, **named):
-        made.append(FakeExchange(*given, **named))
-        return made[-1]
-
-    monkeypatch.setattr(onesided, "OneSidedAllToAll", make)
-    monkeypatch.setattr(onesided.OneSided, "_wait", lambda self: self._opened().check())
-    monkeypatch.setattr(onesided.OneSided, "_sm_count", lambda self: 4)
+    made = stand_in(monkeypatch)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     backend = getattr(onesided, kind)
     for tokens, row_format in (((5, 3, 0, 7), RowFormat.FP8), ((4,), RowFormat.BF16)):

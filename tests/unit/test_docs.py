@@ -11,7 +11,8 @@ import yaml
 
 import epcross
 from epcross.harness.cli import cli
-from epcross.harness.terms import Flag
+from epcross.harness.planning.build import build
+from epcross.harness.terms import Flag, Status
 from epcross.harness.verification.cases import cases
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +49,26 @@ def problem(command: str) -> str | None:
     verb = cli.get_command(context, words[0])
     assert verb is not None
     verb = getattr(verb, "commands", {}).get(words[1] if len(words) > 1 else "", verb)  # such as `claims add`
+    if words[0] in ("run", "plan", "check") and (loose := _loose(verb, words[1:])):
+        return f"neither an option nor KEY=VALUE: {loose}"
     known = {option for parameter in verb.params for option in parameter.opts}
     unknown = {word for word in words[1:] if word.startswith("-") and " " not in word} - known
     return f"no such option: {sorted(unknown)}" if unknown else None
+
+
+def _loose(verb: click.Command, words: list[str]) -> list[str]:
+    """Words that stand for nothing: prose behind a command, that a reader would type as well."""
+    takes_value = {
+        option
+        for parameter in verb.params
+        if isinstance(parameter, click.Option) and not parameter.is_flag
+        for option in parameter.opts
+    }
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if not word.startswith("-") and "=" not in word and before not in takes_value
+    ]
 
 
 def in_tables(text: str) -> list[str]:
@@ -102,10 +120,30 @@ def test_blocks_of_code_are_code(path: Path) -> None:
 
 def test_commands_that_do_not_exist_are_found() -> None:
     shell = "make quickstart\nmake quickstrat # typo\nepcross frobnicate\nepcross plan --quick"
+    shell += "\nepcross plan sweep=smoke   a small one\nepcross run --resume RUN sweep=smoke # goes on"
     text = f"```sh\n{shell}\n```\n```text\nmake nothing\n```\n"
     wrong = [command for command in commands(text) if problem(command)]
-    assert wrong == ["make quickstrat", "epcross frobnicate", "epcross plan --quick"]
+    assert wrong[:3] == ["make quickstrat", "epcross frobnicate", "epcross plan --quick"]
+    assert wrong[3:] == ["epcross plan sweep=smoke   a small one"]
     assert in_tables("| a | `make b` then `.venv/bin/epcross c` |\n`make d`\n") == ["make b", ".venv/bin/epcross c"]
+
+
+PLANS = sorted(
+    {
+        command
+        for path in DOCUMENTS
+        for command in commands(path.read_text())
+        if Path(shlex.split(command)[0]).name == "epcross" and shlex.split(command)[1] == "plan"
+    }
+)
+
+
+@pytest.mark.parametrize("command", PLANS)
+def test_plans_of_the_documents_have_points_that_a_backend_supports(command: str) -> None:
+    plan = build(shlex.split(command)[2:])
+    assert plan.points
+    unsupported = {item.point: item.reason for item in plan.impossible if item.status == Status.UNSUPPORTED}
+    assert len(unsupported) < len(plan.points), set(unsupported.values())
 
 
 def test_readme_and_ci_call_the_same_test_command() -> None:

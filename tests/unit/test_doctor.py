@@ -177,6 +177,15 @@ def test_a_gpu_that_somebody_measures_on_is_named_with_the_run() -> None:
     assert "it is no file (at ranks 0-1 on n1)" in spoilt["GPU lock"].text
 
 
+def test_a_node_without_a_folder_for_locks_is_named() -> None:
+    facts = ranks_of(Node(), Node(name="n2", no_locks="EPCROSS_LOCKS=/shared cannot hold the locks"))
+    for wanted in (Wanted(scope=Scope.SCALE_OUT), Wanted(domain=Domain.CPU)):
+        found = {finding.subject: finding for finding in examine(facts, wanted)}["locks"]
+        assert found.severity is Severity.STOPS
+        assert found.text == "EPCROSS_LOCKS=/shared cannot hold the locks (at ranks 2-3 on n2)"
+    assert [Facts.from_json(json.loads(json.dumps(fact.to_json()))) for fact in facts] == facts
+
+
 def test_memory_against_what_the_sweep_needs() -> None:
     wanted = Wanted(gpu_bytes=10**10, shm_bytes=10**9)
     assert stops(ranks_of(Node()), wanted) == {}

@@ -81,6 +81,17 @@ def test_domains_never_share_a_panel(tmp_path: Path) -> None:
     assert found.caption[-1].startswith("rows of two domains are not compared")
 
 
+def test_n_is_that_of_each_mark_and_flagged_rows_are_said(tmp_path: Path) -> None:
+    measured = simulate(
+        tmp_path, {"a": lambda tokens: 5.0 * tokens}, tokens=[1, 8], repeats=(3, 1, 3), spread=(0, 0, 0)
+    )
+    assert "flagged" not in figure(measured).caption[0]
+    few = measured[(measured["tokens_per_rank"] > 1) | (measured["launch"] == 0)]
+    few = few.assign(is_not_alone=few["tokens_per_rank"] == 1)
+    assert figure(few).caption[0].startswith("domain cpu: medians of n = 3 to 9 repeats; run run-a")
+    assert "; flagged rows among them: 3 not_alone" in figure(few).caption[0]
+
+
 def test_two_published_values_at_one_place_are_refused() -> None:
     rows = of_post(ep_size=8, phase="dispatch")
     with pytest.raises(InputError, match="nvlink_one_sided_trtllm has several published values at 1, 2, "):

@@ -6,15 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from epcross.harness.storing.environment import (
-    VARIABLES,
-    allocation_id,
-    collect,
-    cpu_clock_snapshot,
-    cpu_list,
-    machine_facts,
-    throttled,
-)
+from epcross.harness.storing.cpu_facts import clock_snapshot, cpu_list, throttled
+from epcross.harness.storing.environment import VARIABLES, allocation_id, collect, machine_facts
 from epcross.harness.storing.probe import Probe
 
 CPU = "/sys/devices/system/cpu"
@@ -88,7 +81,7 @@ def test_a_machine_that_tells_nothing_gives_reasons():
     assert record["absent"]["gpus"] == "nvidia-smi is not installed"
     assert record["absent"]["compiler"] == "c++ is not installed"
     assert machine_facts(record)["cores"] == 1
-    assert cpu_clock_snapshot(Fake({})) == dict.fromkeys(
+    assert clock_snapshot(Fake({})) == dict.fromkeys(
         ("mhz_min", "mhz_median", "mhz_max", "load_1min", "thermal_throttles", "quota_throttles")
     )
 
@@ -182,8 +175,11 @@ def test_an_old_cgroup_limits_too():
 
 def test_only_allowed_variables_are_stored():
     probe = Fake({})
-    allowed = {"OMP_NUM_THREADS": "2", "SLURM_JOB_ID": "12"}
-    probe.secrets = {**allowed, "AWS_SECRET_ACCESS_KEY": "hush", "NCCL_TOKEN": "hush"}
+    # whatever a library is told by its own variables may move its numbers
+    libraries = {"NCCL_GRAPH_REGISTER": "0", "NVSHMEM_DISABLE_NVLS": "1", "DG_JIT_DEBUG": "1", "TRITON_CACHE_DIR": "/x"}
+    allowed = {"OMP_NUM_THREADS": "2", "SLURM_JOB_ID": "12", **libraries}
+    hidden = {"AWS_SECRET_ACCESS_KEY": "hush", "NCCL_TOKEN": "hush", "TORCH_HUB_PASSWORD": "hush", "HOME": "hush"}
+    probe.secrets = {**allowed, **hidden}
     record = collect(probe)
     assert record["variables"] == allowed
     assert "hush" not in json.dumps(record)
@@ -200,7 +196,7 @@ def test_clocks_of_the_own_cores_and_throttling():
         "/sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 9\nnr_throttled 3\n",
         **{f"{CPU}/cpu{core}/thermal_throttle/core_throttle_count": f"{core}\n" for core in range(5)},
     }
-    before = cpu_clock_snapshot(Fake(files, cores=[1, 3, 4]))
+    before = clock_snapshot(Fake(files, cores=[1, 3, 4]))
     assert before == {
         "mhz_min": 1001.0,
         "mhz_median": 1003.0,
@@ -211,10 +207,10 @@ def test_clocks_of_the_own_cores_and_throttling():
     }
     assert not throttled(before, before)
     hot = {**files, f"{CPU}/cpu3/thermal_throttle/core_throttle_count": "4\n"}
-    assert throttled(before, cpu_clock_snapshot(Fake(hot, cores=[1, 3, 4])))
+    assert throttled(before, clock_snapshot(Fake(hot, cores=[1, 3, 4])))
     limited = {**files, "/sys/fs/cgroup/cpu.stat": "nr_throttled 4\n"}
-    assert throttled(before, cpu_clock_snapshot(Fake(limited, cores=[1, 3, 4])))
-    assert not throttled(before, cpu_clock_snapshot(Fake({}, cores=[1, 3, 4])))
+    assert throttled(before, clock_snapshot(Fake(limited, cores=[1, 3, 4])))
+    assert not throttled(before, clock_snapshot(Fake({}, cores=[1, 3, 4])))
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("0-3,8\n", [0, 1, 2, 3, 8]), ("", []), ("5", [5])])

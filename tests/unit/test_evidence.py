@@ -1,6 +1,7 @@
 """Numbers and figures of the documents: made from rows, and the documents of this repository are up to date."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -10,8 +11,10 @@ from store_values import CONTEXT, make_point, make_unit
 
 from epcross.harness.analysis import evidence
 from epcross.harness.analysis.evidence_run import committed_runs
-from epcross.harness.analysis.evidence_text import caption
+from epcross.harness.analysis.evidence_text import caption, versions
+from epcross.harness.analysis.evidence_versions import elsewhere
 from epcross.harness.errors import EpcrossError, StoreError
+from epcross.harness.record import Record
 from epcross.harness.storing.store import create_run, load_rows, load_samples, release, write_floor, write_unit
 from epcross.harness.terms import Flag, Regime
 
@@ -32,9 +35,16 @@ BACKENDS = {
 
 
 def new_run(
-    folder: Path, *, sweep: str = "quickstart", first_us: float = 10.0, flag: str = "", ep_size: int = 2
+    folder: Path,
+    *,
+    sweep: str = "quickstart",
+    first_us: float = 10.0,
+    flag: str = "",
+    ep_size: int = 2,
+    change: Callable[[Record], Record] = lambda row: row,
 ) -> Path:
-    """A run with known times: `first_us` and seven more, each 1 us later; ten times that for 8 tokens; Fence twice."""
+    """A run with known times: `first_us` and seven more, each 1 us later; ten times that for 8 tokens; Fence twice.
+    `change` is applied to each row."""
     run = create_run(folder, sweep, {"backends": BACKENDS}, MACHINE)
     context = replace(CONTEXT, run_id=run.run_id)
     for regime in (Regime.STEADY, Regime.ENTRY):
@@ -45,7 +55,7 @@ def new_run(
                     latency_us = first_us * factor * (10 if tokens == 8 else 1)
                     unit = make_unit(point, launch, context=context, latency_us=latency_us)
                     common = {"started_at": run.created, "wall_s": 2.0, "flags": flag}
-                    write_unit(run, replace(unit, records=tuple(replace(r, **common) for r in unit.records)))
+                    write_unit(run, replace(unit, records=tuple(change(replace(r, **common)) for r in unit.records)))
     entry = {"ep_size": 2, "flag_one_way_us": 0.05, "copy_gbps": 26.0, "empty_pair_us": 0.2}
     write_floor(run, {"cpu_ep2": entry, "cpu_ep4": {"error": "it broke"}})
     release(run.path)
@@ -82,7 +92,8 @@ def test_a_page_says_what_the_rows_say(root: Path, tmp_path: Path) -> None:
     assert "| 1 | 13.5 [10.0..17.0] | 23.5 [20.0..27.0] |" in page
     assert "| 8 | 104 [100..107] | 204 [200..207] |" in page
     assert "![Round trip against tokens per rank](docs/figures/quickstart.svg)" in page
-    assert "n = 8 repeats (launches x seeds x chains: 2 x 2 x 2); fewer than 5 launches" in page
+    assert "n = 8 repeats (2 launches x 2 seeds x 2 chains); fewer than 5 launches" in page
+    assert "EP 2; no repeat was flagged; run" in page
     assert "On <!-- evidence: quickstart.machine -->Some CPU (x86_64, 2 cores)<!-- /evidence -->" in page
     assert "128 rows: 128 ok" in page
     assert "at EP 2 a flag crosses in 0.05 us, all ranks together copy 26 GB/s, and an empty pair costs 0.2 us" in page
@@ -138,6 +149,103 @@ def test_ep_sizes_that_the_newest_run_lacks_come_from_an_older_one(root: Path, t
     assert f"{narrow.name} (EP 2) on Some CPU" in text
     assert f"{wide.name} (EP 4) on Some CPU" in text
     assert older.name not in text
+
+
+def test_captions_count_the_repeats_that_are_drawn(root: Path, tmp_path: Path) -> None:
+    """At 8 tokens a launch is flagged, and one repeat of the other: 3 of 8 are drawn, of one launch."""
+
+    def beside(row: Record) -> Record:
+        flagged = row.tokens_per_rank == 8 and (row.launch == 1 or row.repeat == 0)
+        return replace(row, flags=Flag.NOT_ALONE if flagged else "")
+
+    evidence.commit(root, new_run(tmp_path / "runs", change=beside))
+    run = committed_runs(root / evidence.MEASURED)["quickstart"]
+    drawn = {len(times) for panel in run.panels() for times in run.times_us(Regime.STEADY, panel).values()}
+    assert drawn == {3, 8}
+    text = caption(run)
+    assert "n = 3 to 8 repeats (1 to 2 launches x 2 seeds x 2 chains)" in text
+    assert "20 repeats flagged not_alone left out" in text
+
+
+def slower(row: Record, factor: float) -> Record:
+    times = ("latency_us", "latency_min_us", "latency_max_us")
+    return replace(row, **{name: factor * getattr(row, name) for name in times})
+
+
+def two_sweeps(root: Path, tmp_path: Path, change: Callable[[Record], Record]) -> None:
+    """Two runs of the same points, each on a page of its own; the later one is changed."""
+    (root / "sweeps" / "smoke.yaml").touch()
+    (root / "docs" / "more.md").write_text("<!-- evidence: smoke.medians --><!-- /evidence -->\n")
+    evidence.commit(root, new_run(tmp_path / "first"))
+    evidence.commit(root, new_run(tmp_path / "later", sweep="smoke", change=change))
+
+
+def test_pages_that_show_a_point_from_two_kernels_must_say_so(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def newer(row: Record) -> Record:
+        fence = row.backend == "shm_fence"
+        return replace(row, backend_version="c0ffee") if fence else slower(row, 2.0)
+
+    two_sweeps(root, tmp_path, newer)
+    monkeypatch.chdir(root)
+    assert evidence.main([]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert told[0].startswith("epcross: README.md shows numbers of sweep quickstart, and other versions")
+    assert "stand in docs/more.md (sweep smoke); say so with <!-- evidence: quickstart.elsewhere -->" in told[0]
+    assert told[1].startswith("epcross: docs/more.md shows numbers of sweep smoke")
+    for page, sweep in ((root / "README.md", "quickstart"), (root / "docs" / "more.md", "smoke")):
+        page.write_text(f"{page.read_text()}\n<!-- evidence: {sweep}.elsewhere --><!-- /evidence -->\n")
+    assert evidence.main([]) == 0
+    page = (root / "README.md").read_text()
+    assert (
+        "[docs/more.md](docs/more.md) shows 4 of these points from newer kernels and another call (c0ffee in run"
+        in page
+    )
+    assert "medians differ by more than 3% at 0 of them, and most at Fence, EP 2, bf16 out, " in page  # not Sentinel
+    assert "[README.md](../README.md) shows 4 of these points from older kernels" in (root / "docs/more.md").read_text()
+
+
+def test_how_far_the_same_points_are_apart_is_listed(root: Path, tmp_path: Path) -> None:
+    def newer(row: Record) -> Record:
+        factor = 2.0 if (row.backend, row.tokens_per_rank, row.regime) == ("shm_fence", 8, "steady") else 1.0
+        return replace(slower(row, factor), backend_version="c0ffee")
+
+    two_sweeps(root, tmp_path, newer)
+    runs = committed_runs(root / evidence.MEASURED)
+    shown = evidence.marked(root, {"figure", "table", "medians"})
+    assert shown == {"README.md": {"quickstart"}, "docs/more.md": {"smoke"}}
+    text = elsewhere(runs["quickstart"], runs, shown)
+    assert "shows 8 of these points" in text
+    assert "by more than 3% at 1 of them (Fence, EP 2, bf16 out, steady, 8 tokens per rank)" in text
+    assert text.endswith("and most at Fence, EP 2, bf16 out, steady, 8 tokens per rank: 204 us here, 407 us there")
+
+
+@pytest.mark.parametrize("other", [{}, {"backend_version": "c0ffee", "machine": "another"}])
+def test_other_machines_and_equal_kernels_need_no_word(root: Path, tmp_path: Path, other: dict[str, str]) -> None:
+    two_sweeps(root, tmp_path, lambda row: replace(row, **other))
+    assert evidence.contradictions(root) == []
+    runs = committed_runs(root / evidence.MEASURED)
+    shown = evidence.marked(root, {"table", "medians"})
+    assert elsewhere(runs["smoke"], runs, shown).startswith("no other run whose numbers")
+
+
+def test_the_documents_of_this_repository_say_where_kernels_differ() -> None:
+    assert evidence.contradictions(ROOT) == []
+
+
+def test_a_shared_gpu_is_one_of_those_of_its_machine_and_versions_are_told(root: Path, tmp_path: Path) -> None:
+    evidence.commit(root, new_run(tmp_path / "runs"))
+    run = committed_runs(root / evidence.MEASURED)["quickstart"]
+    gpus = [{"name": "NVIDIA H200", "driver_version": "580"}] * 2
+    run = replace(run, run=replace(run.run, environment={**MACHINE, "gpus": gpus}))
+    assert f"{run.run.run_id} on 2 x NVIDIA H200 (driver 580)." in caption(run)
+    shared = replace(run, rows=tuple(replace(row, domain="shared_gpu") for row in run.rows))
+    assert f"{run.run.run_id} on one of 2 x NVIDIA H200 (driver 580)." in caption(shared)
+    newer = {"shm_fence": "c0ffee"}
+    mixed = tuple(replace(row, backend_version=newer.get(row.backend, "f00d")) for row in run.rows)
+    assert versions(replace(run, rows=mixed)) == "f00d (Sentinel), c0ffee (Fence)"
 
 
 def test_figures_are_valid_and_the_same_each_time(root: Path, tmp_path: Path) -> None:

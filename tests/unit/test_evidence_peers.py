@@ -138,10 +138,39 @@ def test_one_launch_tells_no_crossing_and_no_second_start(tmp_path: Path) -> Non
 
 
 def test_starts_that_differ_are_counted_with_the_worst(usual: EvidenceRun, tmp_path: Path) -> None:
-    assert "compared at 11 points, differ by more than 3% at 0" in again(usual)
+    text = again(usual)
+    assert text.startswith(
+        "4 of the 4 series (Sentinel; Fence; DeepEP V2; AG/RS) have points with more than one start: "
+    )
+    assert (
+        "the first and the last of 5 starts, compared at 11 points by the medians of n = 4 repeats each, differ" in text
+    )
+    assert "by more than 3% at 0" in text
+    assert "started once" not in text
     text = again(run_of(tmp_path / "drift", launches=3, drift=0.05))
-    assert "compared at 11 points, differ by more than 3% at 11" in text
+    assert "differ by more than 3% at 11" in text
     assert "the largest is 10.8% (Sentinel, EP 2, steady, 1 tokens per rank)" in text
+
+
+def test_series_that_were_started_once_are_told_from_those_that_were_compared(usual: EvidenceRun) -> None:
+    """DeepEP V2 alone has a second start, of some of its points with fewer repeats."""
+    rows = [row for row in usual.rows if row.launch == 0 or (row.backend == "deepep_v2" and row.launch == 1)]
+    rows = [row for row in rows if row.launch == 0 or row.tokens_per_rank > 1]
+    rows = [row for row in rows if row.launch == 0 or row.tokens_per_rank < 64 or row.seed == 0]
+    text = again(replace(usual, rows=tuple(rows)))
+    assert text.startswith(
+        "1 of the 4 series (DeepEP V2) have points with more than one start: the first and the last of 2"
+    )
+    assert "compared at 2 points by the medians of n = 2 to 4 repeats each" in text
+    assert text.endswith("; the other 3 series, started once, tell nothing of it")
+
+
+def test_tables_say_of_how_many_repeats_they_are(usual: EvidenceRun) -> None:
+    assert "Each median is of n = 20 repeats (5 launches x 2 seeds x 2 chains)." in medians(usual)
+    assert "Each median is of n = 20 repeats, of calls in which both were measured." in leads(usual)
+    fewer = replace(usual, rows=tuple(row for row in usual.rows if row.tokens_per_rank > 1 or row.launch < 2))
+    assert "Each median is of n = 8 to 20 repeats (2 to 5 launches x 2 seeds x 2 chains)." in medians(fewer)
+    assert "Each median is of n = 8 to 20 repeats, of calls" in leads(fewer)
 
 
 def test_formats_stand_in_tables_and_panels_of_their_own(tmp_path: Path) -> None:
@@ -176,9 +205,11 @@ def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
     assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
     assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
     assert "| 64 |" not in text
+    assert text.endswith("Each median is of n = 20 repeats.")
     spans = [replace(row, regime=Regime.SPANS, latency_us=(row.latency_us or 0) / 2) for row in (*layers, *parts)]
     both = shares(replace(run, rows=(*layers, *parts, *spans)))
-    assert both.startswith(text)
+    assert both.startswith(text.rpartition("\n\n")[0])
+    assert both.endswith("Each median is of n = 20 repeats.")
     assert "| EP 2, spans | tokens per rank | layer (us) | of it communication (us) | share |" in both
     assert "| Sentinel | 8 | 1005 | 251 | 0.25 |" in both
 
@@ -195,7 +226,8 @@ def test_our_expert_stage_is_set_beside_the_fastest_other_on_the_same_rows(usual
     assert "| tokens per rank, EP 2, steady | ours (us) | best other (us) | other / ours |" in text
     assert "| 1 | 1010 | Fence compute=torch_grouped 2510 | 2.49 [2.45..2.52] |" in text
     assert "| 64 | 6010 | Fence compute=deepgemm 3010 | 0.50 [0.50..0.50] |" in text
-    assert len(text.splitlines()) == 2 + 3
+    assert text.endswith("\n\nEach median is of n = 20 repeats.")
+    assert len(text.splitlines()) == 2 + 3 + 2
 
 
 def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) -> None:
@@ -216,4 +248,6 @@ def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) 
         "| Sentinel | 1.00 to 1.02 | - |",
         "| DeepEP V2 | 1.99 to 2.01 | about twice the rows, as of a protocol with a flag beside every word |",
         "| AG/RS | 1.00 to 1.50 | more than rows, such as small stores, or other traffic |",
+        "",
+        "Each range is over n = 10 to 15 counts, one of each launch at each number of tokens.",
     ]

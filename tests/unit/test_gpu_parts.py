@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests._points import small_point
+from tests._points import CONTEXT, small_point
 
 from epcross.harness.errors import ConfigError
 from epcross.harness.measuring.cuda_device import without_collection
@@ -17,7 +17,6 @@ from epcross.harness.running.check_request import read_request
 from epcross.harness.running.job import Job
 from epcross.harness.running.rank_place import place
 from epcross.harness.storing.gpu_software import loaded_libraries
-from epcross.harness.storing.rows import RunContext
 from epcross.harness.terms import Domain, Flag, Sharing, Stage
 
 
@@ -49,7 +48,7 @@ def test_a_job_keeps_its_domain_and_what_workers_need(tmp_path: Path):
         sharing=Sharing.ONE_LAUNCH,
         env={"A": "b"},
         timing=Timing(**zeros, chain_ms=1.0, warmup_pairs=0, wall_limit_s=1.0),
-        context=RunContext(run_id="r", measure_hash="m", machine="c", allocation_id="a", git_sha="", git_dirty=False),
+        context=CONTEXT,
         backends={"b": BackendConfig(name="b", target="a:B", label="B", color="#000000")},
         points={"p": small_point()},
         turns=(),

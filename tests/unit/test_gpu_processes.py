@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 from tests._fake_device import FakeDevice
-from tests._points import small_point
+from tests._points import CONTEXT, small_point
 from tests.contract.threads import on_ranks
-from tests.unit.test_gpu_unit import CONTEXT, TIMING
+from tests.unit.test_gpu_unit import TIMING
 
 from epcross.harness.backends.base import Description
 from epcross.harness.backends.gpu import DeviceReceived, GpuBackend
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.device import ClockOffset
-from epcross.harness.measuring.measure import UnitSession, measure_unit
+from epcross.harness.measuring.measure import measure_unit
+from epcross.harness.measuring.unit_session import UnitSession
 from epcross.harness.point import Unit
 from epcross.harness.terms import Boundary, Domain, Phase, Regime
 

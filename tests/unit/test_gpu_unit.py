@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests._fake_device import FakeDevice
-from tests._points import small_point
+from tests._points import CONTEXT, small_point
 from tests._torch_one_launch import torch_one_launch
 from tests.contract.threads import on_ranks
 
@@ -13,17 +13,15 @@ from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.gpu_processes import Listing
 from epcross.harness.measuring.gpu_state import GpuState
 from epcross.harness.measuring.gpu_watch import GpuWatch
-from epcross.harness.measuring.measure import UnitSession, measure_unit
+from epcross.harness.measuring.measure import measure_unit
+from epcross.harness.measuring.unit_session import UnitSession
 from epcross.harness.point import Timing, Unit
 from epcross.harness.record import UnitResult
-from epcross.harness.storing.rows import RunContext, check_record
+from epcross.harness.storing.rows import check_record
 from epcross.harness.terms import Domain, Regime, RowFormat, Sharing
 
 torch = pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")
 
-CONTEXT = RunContext(
-    run_id="run", measure_hash="hash", machine="machine", allocation_id="here", git_sha="", git_dirty=False
-)
 TIMING = Timing(
     launches=5,
     seeds=2,

@@ -8,9 +8,10 @@ pytest.importorskip("torch", reason="torch is not installed, which the GPU path 
 
 import numpy as np
 import torch
+from tests._points import CONTEXT
 from tests._torch_layer import PlainExperts, TorchLayer, layer, layer_point
 from tests.contract.threads import on_ranks
-from tests.unit.test_gpu_unit import CONTEXT, TIMING, CpuSession
+from tests.unit.test_gpu_unit import TIMING, CpuSession
 
 from epcross.harness.backends import rank_weights
 from epcross.harness.backends.experts_only import ExpertsOnly

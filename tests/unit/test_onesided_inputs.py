@@ -1,5 +1,6 @@
 """Arguments of the one-sided exchange: every problem at once, and none where there is none. On CPU tensors."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,7 +229,8 @@ def test_without_a_gpu_the_exchange_says_so_with_everything_else() -> None:
     assert caught.value.problems == (
         "num_experts=7 is no multiple of ep_size=4: give a placement",
         "torch sees no CUDA GPU: an H100 or newer and torch for CUDA are needed",
-        "top_k=17 must be 1 to 16; hidden=12 must be a multiple of 8; pad it",
+        "top_k=17 must be 1 to 16",
+        "hidden=12 must be a multiple of 8; pad it",
         "protocol=telepathy is not one of fence, sentinel, auto",
     )
 
@@ -280,6 +282,69 @@ def test_a_group_of_others_is_refused() -> None:
     not_ours: Any = distributed.GroupMember.NON_GROUP_MEMBER
     with pytest.raises(InvalidArguments, match="is no group of which this process is a member"):
         OneSidedAllToAll(not_ours, num_experts=8, top_k=2, hidden=64, max_tokens_per_rank=4, protocol="fence")
+
+
+class NoSize:
+    """As a device mesh or a communicator of another library: some of a group's words, and not all."""
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, and the test is for those without")
+def test_what_is_no_group_is_named_with_everything_else() -> None:
+    good: dict[str, Any] = {"num_experts": 8, "top_k": 2, "hidden": 64, "max_tokens_per_rank": 4, "protocol": "fence"}
+    for group in (NoSize(), "world", 0, [0, 1], SimpleNamespace(rank=0, size=2)):
+        with pytest.raises(InvalidArguments) as caught:
+            OneSidedAllToAll(group, **good)  # pyright: ignore[reportArgumentType]
+        assert caught.value.problems == (
+            f"group={group!r} is no group of which this process is a member: give a torch.distributed.ProcessGroup "
+            "that it is in, or None for this process alone",
+            ABSENT,
+        )
+    wrong: dict[str, Any] = {"num_experts": "8", "top_k": None, "hidden": 12, "protocol": np.ones(2)}
+    with pytest.raises(InvalidArguments) as caught:  # a placement is not judged: whose ranks are they?
+        OneSidedAllToAll(NoSize(), **good | wrong, placement=[0, 1], local_ranks=3)  # pyright: ignore[reportArgumentType]
+    assert caught.value.problems[1:] == (
+        "num_experts='8' must be a whole number",
+        ABSENT,
+        "top_k=None must be a whole number",
+        "hidden=12 must be a multiple of 8; pad it",
+        "protocol=[1. 1.] is not one of fence, sentinel, auto",
+    )
+
+
+def test_a_value_of_a_wrong_kind_hides_no_other_problem() -> None:
+    with pytest.raises(ValueError, match="ep_size=None") as caught:
+        OneSidedAllToAll.workspace_bytes(
+            ep_size=None,  # pyright: ignore[reportArgumentType]
+            max_tokens_per_rank=0,
+            top_k=17,
+            hidden="7168",  # pyright: ignore[reportArgumentType]
+            dispatch_format=np.ones(2),  # pyright: ignore[reportArgumentType]
+            protocol="telepathy",
+        )
+    assert isinstance(caught.value, InvalidArguments)
+    assert caught.value.problems == (
+        "ep_size=None must be a whole number",
+        "hidden='7168' must be a whole number",
+        "dispatch_format=[1. 1.] is not one of bf16, fp8, mxfp8, nvfp4",
+        "max_tokens_per_rank=0 must be 1 to 1048575",
+        "top_k=17 must be 1 to 16",
+        "protocol=telepathy is not one of fence, sentinel, auto",
+    )
+    options = Options(local_ranks=73, ranks_per_gpu=None, timeout_s=0, num_sms=0, programmatic_launch="no")  # type: ignore[arg-type]
+    assert option_problems(options) == [
+        "ranks_per_gpu=None must be a whole number",
+        "programmatic_launch='no' must be True or False",
+        "local_ranks=73 must be at least 1 and at most 72",
+        "num_sms=0 must be at least 1",
+        "timeout_s=0 must be above 0 and at most 3600",
+    ]
+    assert slot_ranks("8", 2, [0, 7]) == (  # pyright: ignore[reportArgumentType]
+        (),
+        ["num_experts='8' must be a whole number", "placement[1]=7 must be a rank, 0 to 1"],
+    )
 
 
 def test_narrow_integers_do_not_overflow_the_workspace_size() -> None:

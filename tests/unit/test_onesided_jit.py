@@ -159,7 +159,7 @@ def test_without_the_compiler_the_next_step_is_said(monkeypatch: pytest.MonkeyPa
     jit._compiler.cache_clear()
     try:
         assert "NVRTC cannot be used" in str(jit.unavailable())
-        assert "pip install 'epcross[cuda]'" in str(jit.unavailable())
+        assert "pip install -e '.[cuda]'" in str(jit.unavailable())
         with pytest.raises(BuildError, match="NVRTC cannot be used"):
             jit.build("sm_90a")
     finally:

@@ -17,22 +17,11 @@ from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import (
     RunDirectory,
     compact,
-    create_run,
     load_rows,
     load_samples,
-    release,
     write_unit,
 )
 from epcross.harness.terms import Status
-
-PLAN = {"points": [make_point().to_json()]}
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    created = create_run(tmp_path, "quickstart", PLAN, {"hostname": "here"})
-    yield created
-    release(created.path)
 
 
 @pytest.mark.parametrize("compacted", [False, True])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
 from epcross.harness.backends import vendor
-from epcross.harness.planning import assemble
-from epcross.harness.planning import plan as plan_module
+from epcross.harness.planning import assemble, impossible
+from epcross.harness.planning.build import build
 from epcross.harness.planning.grid import block_problems, excluded, expand, override_axis
 from epcross.harness.planning.library import Library
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.schema import Block
 from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Sharing, Status
 
@@ -222,7 +222,7 @@ def test_impossible_points_stay_in_the_plan_with_their_reason():
 
 def test_what_the_planning_process_has_loaded_rules_nothing_out(monkeypatch: pytest.MonkeyPatch):
     """Torch comes into it with the first backend that is asked here, and its NCCL is not that of other interpreters."""
-    monkeypatch.setattr(plan_module.loader, "unavailable", lambda config, compute="": None)
+    monkeypatch.setattr(impossible.loader, "unavailable", lambda config, compute="": None)
     words = ("sweep=baselines_mps", "backend=onesided_fence,nccl_ep,nccl_ep_ht,nccl_a2a,nccl_a2a_padded,ag_rs")
     monkeypatch.setattr(vendor, "loaded_nccl", lambda: {})
     before = plan_of(*words)
@@ -236,7 +236,7 @@ def test_the_devices_that_are_named_are_those_there_are():
     found = {}
     for path in sorted((Path(__file__).parents[2] / "conf" / "device").glob("*.yaml")):
         found.setdefault(Domain(yaml.safe_load(path.read_text())["domain"]), []).append(path.stem)
-    assert {domain: tuple(names) for domain, names in found.items()} == plan_module._DEVICES
+    assert {domain: tuple(names) for domain, names in found.items()} == impossible._DEVICES
 
 
 def test_a_plan_survives_json():

@@ -17,7 +17,7 @@ from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.levels import levels
 from epcross.harness.analysis.style import theme
 from epcross.harness.record import Record
-from epcross.harness.terms import Regime, Status
+from epcross.harness.terms import Phase, Regime, Status
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,6 +162,47 @@ def test_captions_say_how_where_and_how_often(usual):
         assert "domain cpu; run " + scene.material.runs[0].run_id in text, name
         assert "inside the window: transfer" in text, name
         assert "within_launch: fewer than 5 launches" in text, name
+
+
+def test_captions_count_the_repeats_that_are_drawn(tmp_path):
+    """At 4 tokens a repeat is flagged, at 16 the dispatch of two, and at 64 all of the peers of Fence."""
+
+    def change(row: Record) -> Record:
+        one = row.tokens_per_rank == 4 and row.repeat == 0
+        two = row.tokens_per_rank == 16 and row.repeat < 2 and row.phase == Phase.DISPATCH
+        all_others = row.tokens_per_rank == 64 and row.backend != "shm_fence"
+        few = row.tokens_per_rank == 64 and row.repeat > 2
+        return replace(row, flags="not_alone within_launch") if one or two or all_others or few else row
+
+    scene = scene_of(make_run(tmp_path, change=change))
+    found = figures_of(scene)
+
+    def n(name: str) -> str:
+        (line,) = [line for line in figure(found, name).caption if line.startswith("n = ")]
+        return line
+
+    assert n("latency") == "n = 3 to 8 repeats (1 to 2 launches x 2 seeds x 2 chains)"
+    assert n("variance") == n("skew") == n("bandwidth") == n("latency")
+    assert n("phases").startswith("n = 3 to 8 repeats (")
+    for name in ("ratio", "crossover_map", "crossings"):  # 64 tokens are in none
+        assert n(name) == "n = 7 to 8 repeats (2 launches x 2 seeds x 2 chains)", name
+    assert n("latency_flagged").startswith("n = 8 repeats (")
+
+
+def test_shares_of_phases_count_the_repeats_that_have_both(tmp_path):
+    def change(row: Record) -> Record:
+        return replace(row, flags="not_alone") if row.phase == Phase.DISPATCH and row.repeat < 3 else row
+
+    found = figures_of(scene_of(make_run(tmp_path, points(regimes=(Regime.ENTRY,)), change)))
+    assert "n = 5 repeats (2 launches x 2 seeds x 2 chains)" in figure(found, "phases").caption
+    assert "n = 8 repeats (2 launches x 2 seeds x 2 chains)" in figure(found, "latency").caption
+
+
+def test_skew_counts_the_repeats_that_have_samples(tmp_path):
+    scene = scene_of(make_run(tmp_path, points(regimes=(Regime.ENTRY,))))
+    samples = scene.material.samples
+    fewer = replace(scene, material=replace(scene.material, samples=samples[samples["repeat"] > 1]))
+    assert "n = 6 repeats (2 launches x 2 seeds x 2 chains)" in figure(figures_of(fewer), "skew").caption
 
 
 def test_flagged_points_stand_apart_from_every_headline(usual):

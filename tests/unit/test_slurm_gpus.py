@@ -9,14 +9,15 @@ import pytest
 from tests.contract.threads import on_ranks
 
 from epcross.harness.errors import EpcrossError
-from epcross.harness.planning.plan import build
+from epcross.harness.planning.build import build
 from epcross.harness.running.gpu_lock import GpuLocks, gpu_holders
 from epcross.harness.running.seat import Seat
 from epcross.harness.slurm import allocation
 from epcross.harness.slurm.layout import pieces
 from epcross.harness.slurm.start import Start
 from epcross.harness.slurm.task import _agree  # pyright: ignore[reportPrivateUsage]
-from epcross.harness.storing.run_directory import RunDirectory, create_run, release
+from epcross.harness.storing.run_directory import RunDirectory, create_run
+from epcross.harness.storing.run_owner import release
 
 NODES = ("n1", "n2")
 

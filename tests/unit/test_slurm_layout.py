@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.build import build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.slurm import layout, submit
 from epcross.harness.slurm.layout import Piece
 

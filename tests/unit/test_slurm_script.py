@@ -11,7 +11,7 @@ import pytest
 
 from epcross.harness.cli import run as cli
 from epcross.harness.errors import EpcrossError
-from epcross.harness.planning.plan import build
+from epcross.harness.planning.build import build
 from epcross.harness.slurm import submit
 from epcross.harness.slurm.layout import pieces
 from epcross.harness.slurm.plan_view import script_text

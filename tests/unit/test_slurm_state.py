@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from epcross.harness.errors import StoreError
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.build import build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.running.progress import ProgressLog
 from epcross.harness.running.seat import Seat
 from epcross.harness.running.session import Session, run_context
@@ -22,7 +23,8 @@ from epcross.harness.slurm.state import STUCK, JobState, SlurmSilent, ask, queue
 from epcross.harness.slurm.submit import Submitted
 from epcross.harness.slurm.task import told_to_end
 from epcross.harness.storing import environment
-from epcross.harness.storing.run_directory import RunDirectory, create_run, owner_of, release
+from epcross.harness.storing.run_directory import RunDirectory, create_run
+from epcross.harness.storing.run_owner import owner_of, release
 from epcross.harness.storing.units import read_units
 from epcross.harness.terms import Status
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from _spawn import TIMING, job, new_run, point
 from epcross.harness.analysis.soak_table import failure_lines, moved_gb, soak_table, verified_rounds
 from epcross.harness.measuring.soak_session import visiting_order
+from epcross.harness.planning.build import build
 from epcross.harness.planning.estimate import GPU_START_S, needs
-from epcross.harness.planning.plan import Plan, build
+from epcross.harness.planning.plan import Plan
 from epcross.harness.record import Record
 from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing.rows import RunContext, base_record, failed_records

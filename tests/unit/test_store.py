@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_values import failing, files_of, make_point
+from store_values import PLAN, failing, files_of
 
 from epcross.harness.errors import StoreError
 from epcross.harness.record import SCHEMA_VERSION
@@ -22,15 +22,6 @@ from epcross.harness.storing.store import (
     release,
     write_floor,
 )
-
-PLAN = {"points": [make_point().to_json()]}
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    created = create_run(tmp_path, "quickstart", PLAN, {"hostname": "here"})
-    yield created
-    release(created.path)
 
 
 def test_a_new_run_opens_with_what_it_was_given(run: RunDirectory):

@@ -94,6 +94,20 @@ def test_flagged_repeats_stay_out_of_the_median():
     assert line_of(text, "4").split() == ["4", "14.0", "[11.0..17.0]", "(a)"]
     assert "(a) 1 of 8 repeats left out, flagged late_start" in text
     assert line_of(text, "8").split() == ["8", "13.5", "[10.0..17.0]"]
+    assert "over n = 7 to 8 repeats (2 launches x 2 seeds x 2 chains)" in text
+
+
+def test_n_counts_what_is_shown_and_nothing_that_was_left_out():
+    """Of 4 tokens a launch ran beside another, at 8 a repeat hung, and gloo is not there."""
+    rows = measured("shm_fence") + measured("shm_fence", tokens=8)
+    rows = [replace(row, flags="not_alone") if (row.tokens_per_rank, row.launch) == (4, 1) else row for row in rows]
+    hung = {"status": Status.TIMEOUT, "reason": "rank 1 hung", "latency_us": None, "estimator": None}
+    rows[8] = replace(rows[8], **hung)
+    gone = failed_records(make_point(backend="gloo"), TIMING, 0, CONTEXT, Status.UNAVAILABLE, "no torch")
+    text = text_of(run_table([*rows, *gone]))
+    assert "over n = 4 to 7 repeats (1 to 2 launches x 2 seeds x 2 chains)" in text
+    assert "over n = 0 repeats: none is ok" in text_of(run_table(gone))
+    assert "within_launch" not in text_of(run_table(gone))
 
 
 def test_where_all_are_flagged_they_are_shown_and_marked():

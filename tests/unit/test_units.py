@@ -21,29 +21,18 @@ from epcross.harness.storing import sealed
 from epcross.harness.storing.rows import failed_records
 from epcross.harness.storing.store import (
     RunDirectory,
-    create_run,
     done_units,
     missing_rows,
     open_run,
     planned_keys,
     read_floor,
     read_units,
-    release,
     set_aside_damaged,
     start_unit,
     write_floor,
     write_unit,
 )
 from epcross.harness.terms import Regime, Stage, Status
-
-PLAN = {"points": [make_point().to_json()]}
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    created = create_run(tmp_path, "quickstart", PLAN, {"hostname": "here"})
-    yield created
-    release(created.path)
 
 
 def test_a_unit_is_read_back_as_it_was(run: RunDirectory):

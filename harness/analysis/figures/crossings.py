@@ -52,9 +52,8 @@ def draw(scene: Scene) -> Figure | Omitted:
         "which the ratio of the medians crosses 1, and their interval, with an arrow where it leaves the range "
         "measured; white: the launches at hand do not tell"
     )
-    series = {one for pair in found for one in (pair.first, pair.second)}
-    used = [cell for cell in scene.headline if cell.series in series]
-    caption = scene.caption(sentence, rows=shown_rows(used))
+    used = {id(cell): cell for pair in found for cell in pair.points}
+    caption = scene.caption(sentence, rows=shown_rows(list(used.values())))
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=caption, data=data)
 
 

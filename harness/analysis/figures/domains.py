@@ -8,7 +8,7 @@ from epcross.harness.analysis.frame import NOT_REPORTED
 from epcross.harness.analysis.style import FILLS, LINES, MARKERS, SeriesStyle
 from epcross.harness.errors import InputError
 from epcross.harness.planning.library import Library
-from epcross.harness.terms import Domain
+from epcross.harness.terms import Domain, Flag
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,13 +49,15 @@ def draw(frame: "pd.DataFrame") -> Figure | Omitted:
     canvas = Canvas([_title(*key) for key in panels])
     data: list[dict[str, Any]] = []
     styles: dict[str, SeriesStyle] = {}
+    counts: dict[str, list[int]] = {}  # domain -> repeats behind each mark
     for key, own in panels.items():
         panel = _title(*key)
         names = _differing(rows[rows["domain"] == key[0]])
         for label, series in _series(own, names).items():
             color = _shipped_color(str(series["backend"].iloc[0])) if key[0] != Domain.PUBLISHED else None
             style = styles.setdefault(label, _style(label, len(styles), color))
-            tokens, medians = _curve(series, label)
+            tokens, medians, sizes = _curve(series, label)
+            counts.setdefault(key[0], []).extend(sizes)
             canvas.line(panel, label, tokens, medians, style)
             common = {"panel": panel, "key": label, "domain": key[0], "phase": key[1], "series": label}
             data += [
@@ -65,7 +67,7 @@ def draw(frame: "pd.DataFrame") -> Figure | Omitted:
         token_axis(canvas.panels[panel], own["tokens_per_rank"].astype(int))
         microsecond_axis(canvas.panels[panel])
     canvas.y_label("latency (us)")
-    return canvas.finish(name=NAME, title=TITLE, caption=_caption(rows), data=data)
+    return canvas.finish(name=NAME, title=TITLE, caption=_caption(rows, counts), data=data)
 
 
 def _title(domain: str, phase: str) -> str:
@@ -95,7 +97,8 @@ def _stated(value: object) -> bool:
     return str(value) not in (NOT_REPORTED, "<NA>", "nan", "")
 
 
-def _curve(rows: "pd.DataFrame", label: str) -> tuple[list[int], list[float]]:
+def _curve(rows: "pd.DataFrame", label: str) -> tuple[list[int], list[float], list[int]]:
+    """Tokens per rank, the median there, and of how many rows it is."""
     places = rows.groupby(rows["tokens_per_rank"].astype(int))["latency_us"]
     published = rows["domain"] == Domain.PUBLISHED
     if published.all() and (counts := places.size())[counts > 1].any():
@@ -105,7 +108,8 @@ def _curve(rows: "pd.DataFrame", label: str) -> tuple[list[int], list[float]]:
             "their `note` and select one"
         )
     medians = places.median()
-    return [int(count) for count in medians.index], [float(value) for value in medians]
+    sizes = [int(size) for size in places.size()]
+    return [int(count) for count in medians.index], [float(value) for value in medians], sizes
 
 
 def _shipped_color(backend: str) -> str | None:
@@ -127,7 +131,7 @@ def _style(label: str, number: int, color: str | None) -> SeriesStyle:
     )
 
 
-def _caption(rows: "pd.DataFrame") -> list[str]:
+def _caption(rows: "pd.DataFrame", counts: Mapping[str, Sequence[int]]) -> list[str]:
     lines = []
     for domain, own in rows.groupby("domain", observed=True):
         same = [
@@ -138,10 +142,18 @@ def _caption(rows: "pd.DataFrame") -> list[str]:
         if domain == Domain.PUBLISHED:
             taken = f"single values as {', '.join(sorted(own['source'].unique()))} state them, without intervals"
         else:
-            counts = own.groupby(["run_id", "point_id", "phase"], observed=True).size()
-            n = str(counts.min()) if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+            n = " to ".join(str(end) for end in dict.fromkeys((min(counts[domain]), max(counts[domain]))))
             taken = f"medians of n = {n} repeats; run {', '.join(sorted(own['run_id'].unique()))}"
+            if flagged := _flagged(own):
+                taken += f"; flagged rows among them: {flagged}"
         lines.append(f"domain {domain}: {taken}" + (f"; all of {', '.join(same)}" if same else ""))
     if len(lines) > 1:
         lines.append("rows of two domains are not compared: they stand side by side so that their shapes can be seen")
     return lines
+
+
+def _flagged(rows: "pd.DataFrame") -> str:
+    """How many rows carry each flag that keeps them out of headlines, in words; empty if none does."""
+    barred = [flag for flag in Flag if flag != Flag.WITHIN_LAUNCH and f"is_{flag}" in rows]
+    counts = {flag: int(rows[f"is_{flag}"].sum()) for flag in barred}
+    return ", ".join(f"{count} {flag}" for flag, count in counts.items() if count)

@@ -1,6 +1,7 @@
 """Where the time of one pair goes when it is timed from a common start: dispatch, combine, and what is left."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from epcross.harness.analysis.cells import Cell, headline_flags
@@ -19,7 +20,7 @@ def draw(scene: Scene) -> Figure | Omitted:
     """One panel for each EP size and series, one bar for each number of tokens."""
     entries = [cell for cell in scene.headline if cell.regime == Regime.ENTRY]
     spans = _spans(scene)
-    shares = [(cell, share) for cell in entries if (share := _shares(cell, spans)) is not None]
+    shares = [(cell, share) for cell in entries if (share := _shares(_whole(cell, spans), spans)) is not None]
     if not shares:
         reason = "it needs dispatch, combine and round trip of the same repeat, ok and without flags, in regime entry"
         return Omitted(name=NAME + scene.suffix, title=TITLE, reason=reason)
@@ -58,7 +59,7 @@ def draw(scene: Scene) -> Figure | Omitted:
     ]
     if beyond:
         sentences.append("above 100 %: each phase is the maximum over ranks, and not the same rank is slowest in both")
-    used = [row for cell, _ in shares for row in cell.shown]
+    used = [row for cell, _ in shares for row in _whole(cell, spans)]
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=scene.caption(*sentences, rows=used), data=data)
 
 
@@ -75,15 +76,27 @@ def _spans(scene: Scene) -> Spans:
     return spans
 
 
-def _shares(cell: Cell, spans: Spans) -> dict[str, float] | None:
-    """Percent of the round trip that dispatch, combine and the rest take; None without repeats that have all three."""
+def _whole(cell: Cell, spans: Spans) -> list[Record]:
+    """The shown rows of `cell` of whose repeat both phases have a time, too."""
+    return [
+        row
+        for row in cell.shown
+        if row.latency_us and all(part and part.latency_us for part in _parts(row, spans).values())
+    ]
+
+
+def _parts(row: Record, spans: Spans) -> dict[Phase, Record | None]:
+    found = spans.get((row.run_id, row.point_id, row.repeat), {})
+    return {phase: found.get(phase) for phase in (Phase.DISPATCH, Phase.COMBINE)}
+
+
+def _shares(rows: Sequence[Record], spans: Spans) -> dict[str, float] | None:
+    """Percent of the round trip that dispatch, combine and the rest take; None without `rows` that have all three."""
     dispatch, combine = [], []
-    for row in cell.shown:
-        parts = spans.get((row.run_id, row.point_id, row.repeat), {})
-        first, second = parts.get(Phase.DISPATCH), parts.get(Phase.COMBINE)
-        if first and second and first.latency_us and second.latency_us and row.latency_us:
-            dispatch.append(100 * first.latency_us / row.latency_us)
-            combine.append(100 * second.latency_us / row.latency_us)
+    for row in rows:
+        for part, shares in zip(_parts(row, spans).values(), (dispatch, combine), strict=True):
+            if part and part.latency_us and row.latency_us:
+                shares.append(100 * part.latency_us / row.latency_us)
     if not dispatch:
         return None
     shares = {"dispatch": median(dispatch), "combine": median(combine)}

@@ -55,7 +55,7 @@ def draw(scene: Scene) -> Figure | Omitted:
     )
     if cut:
         sentence += "; bars that reach the frame go on beyond it, and the figure's CSV file has their ends"
-    used = [cell for found in panels.values() for cell in found]
+    used = [cell for found in panels.values() for cell in found if best_peer(cell, found) is not None]
     caption = scene.caption(sentence, rows=shown_rows(used))
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=caption, data=data)
 

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.harness.analysis.cells import by_panel
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, token_axis
-from epcross.harness.analysis.figures.scene import Scene, by_series, entry, shown_rows
+from epcross.harness.analysis.figures.scene import Scene, by_series, entry
+from epcross.harness.record import Record
 from epcross.harness.terms import HEADLINES
 
 if TYPE_CHECKING:
@@ -17,12 +18,13 @@ def draw(scene: Scene) -> Figure | Omitted:
     """One panel for each EP size and regime."""
     spread = rank_spread(scene.material.samples)
     known: dict[int, float] = {}
+    used: list[Record] = []
     for cell in scene.headline:
-        repeats = {row.repeat for row in cell.shown}
-        place = (cell.series.run_id, cell.rows[0].point_id)
-        values = [spread[*place, repeat] for repeat in sorted(repeats) if (*place, repeat) in spread]
-        if values and cell.ep_size > 1:
-            known[id(cell)] = sorted(values)[len(values) // 2]
+        sampled = [row for row in cell.shown if (row.run_id, row.point_id, row.repeat) in spread]
+        if sampled and cell.ep_size > 1:
+            values = sorted(spread[row.run_id, row.point_id, row.repeat] for row in sampled)
+            known[id(cell)] = values[len(values) // 2]
+            used += sampled
     cells = [cell for cell in scene.headline if id(cell) in known]
     if not cells:
         reason = "no samples of two ranks or more lie behind rows that are ok and without flags"
@@ -45,7 +47,7 @@ def draw(scene: Scene) -> Figure | Omitted:
         "over repeats; in regime steady a chain gives one period for each rank, and ranks that wait for each other "
         "agree"
     )
-    caption = scene.caption(sentence, rows=shown_rows(cells))
+    caption = scene.caption(sentence, rows=used)
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=caption, data=data)
 
 

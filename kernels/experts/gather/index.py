@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.kernels.experts.formats import ExpertShape
 from epcross.kernels.experts.rows import RankMajorRows
+from epcross.kernels.extras import Extra
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +118,7 @@ def triton_missing() -> str | None:
         import torch
         import triton  # noqa: F401
     except ImportError as error:
-        return f"{error.name} is not installed; install epcross[gpu]"
+        return f"{error.name} is not installed; {Extra.GPU.install}"
     if interpreted():
         return None
     if not torch.cuda.is_available():

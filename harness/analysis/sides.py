@@ -1,0 +1,94 @@
+"""The two sides of a comparison: the rows of two subjects, group by group, in which each is one curve."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from epcross.harness.analysis.frame import CONDITIONS, FORMATS, SUBJECT, require_one_domain
+from epcross.harness.errors import InputError
+
+Subject = str | Mapping[str, Any]
+"""A backend's name, or values of `SUBJECT` columns where the name alone is not one subject."""
+
+Sides = tuple[pd.DataFrame, pd.DataFrame]
+"""The rows of each of the two."""
+
+_NEEDED = ("tokens_per_rank", "run_id", "launch", "seed", "chain", "latency_us", "allocation_id")
+
+
+def name_of(subject: Subject) -> str:
+    """The words for it in a result."""
+    if isinstance(subject, str):
+        return subject
+    return " ".join(str(value) for value in subject.values())
+
+
+def matched(
+    rows: pd.DataFrame,
+    frame: pd.DataFrame,
+    subjects: tuple[Subject, Subject],
+    by: list[str],
+    *,
+    mixed: bool,
+    mixed_formats: bool,
+) -> Iterator[tuple[dict[str, Any], Sides]]:
+    """Each group of `rows` that holds both `subjects`: its values of `by`, and the rows of each subject.
+
+    Args:
+        rows: those of `frame` that may be used.
+        mixed: allow several domains.
+        mixed_formats: allow the two to differ in `frame.FORMATS`.
+
+    Raises:
+        InputError: a subject is unknown, domains are mixed, or a group mixes what must not be.
+    """
+    names = (name_of(subjects[0]), name_of(subjects[1]))
+    needed = [*dict.fromkeys((*by, *SUBJECT, *CONDITIONS, *_NEEDED))]
+    chosen = [_select(rows, frame, subject)[needed] for subject in subjects]
+    require_one_domain(*chosen, mixed=mixed)
+    groups = [dict(iter(side.groupby(by, observed=True))) for side in chosen]
+    for values in sorted(groups[0].keys() & groups[1].keys()):
+        sides, key = (groups[0][values], groups[1][values]), dict(zip(by, values, strict=True))
+        _require_one_curve(sides, names, key, mixed=mixed, mixed_formats=mixed_formats)
+        yield key, sides
+
+
+def formats_of(sides: Sides) -> str:
+    """`fp8 x fp8 against fp8 x fp4`: activations by weights, of the two; empty if they are the same."""
+    told = [" x ".join(str(own[name].iloc[0]) for name in FORMATS) for own in sides]
+    return "" if told[0] == told[1] else " against ".join(told)
+
+
+def _select(rows: pd.DataFrame, frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
+    wanted = {"backend": subject} if isinstance(subject, str) else dict(subject)
+    if unknown := sorted(set(wanted) - set(SUBJECT)):
+        raise InputError(f"{', '.join(unknown)} does not tell subjects apart; use {', '.join(SUBJECT)}")
+    there = frame
+    for column, value in wanted.items():
+        there = there[there[column] == value]
+        if there.empty:
+            found = ", ".join(sorted(map(str, frame[column].unique())))
+            raise InputError(f"no row with {column} {value} beside the values before it. There are: {found}")
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def _require_one_curve(
+    sides: Sides, names: tuple[str, str], key: Mapping[str, Any], *, mixed: bool, mixed_formats: bool
+) -> None:
+    """A group must hold one curve of each subject, under the same conditions."""
+    apart = {"domain", "sharing", "machine", "measure_hash"} if mixed else set()
+    apart |= set(FORMATS) if mixed_formats else set()
+    problems = [
+        f"{column}: {', '.join(sorted(map(str, own[column].unique())))} ({name})"
+        for own, name in zip(sides, names, strict=True)
+        for column in (*SUBJECT, *(FORMATS if mixed_formats else ()))
+        if column not in key and own[column].nunique() > 1
+    ]
+    for column in CONDITIONS:
+        if column not in key and column not in apart:
+            values = sorted({str(value) for own in sides for value in own[column].unique()})
+            problems += [f"{column}: {', '.join(values)}"] * (len(values) > 1)
+    if problems:
+        raise InputError([f"{text} are mixed in one group; select one, or add the column to `by`" for text in problems])

@@ -1,0 +1,28 @@
+"""Whether a run that is done measured anything: it tells no failure where nothing can be used, and is no success."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from epcross.harness.record import Record
+from epcross.harness.terms import Status
+
+NOTHING_MEASURED = 3
+"""Exit code of a run that went well and measured no point. As with `compare` and `claims`: nothing was shown."""
+
+_SHOWN_REASONS = 3
+
+
+def why_unmeasured(rows: Sequence[Record]) -> str | None:
+    """One sentence, with the commonest reasons, if all rows of a run that is done are unavailable or unsupported.
+
+    None if a point was measured, if something failed, and for a run without rows, such as that of a floor alone.
+    """
+    if not rows or any(row.status not in (Status.UNAVAILABLE, Status.UNSUPPORTED) for row in rows):
+        return None
+    reasons = Counter(row.reason or "" for row in rows).most_common()
+    why = [f"{count}: {reason}" if len(reasons) > 1 else reason for reason, count in reasons[:_SHOWN_REASONS]]
+    if more := reasons[_SHOWN_REASONS:]:
+        why.append(f"{sum(count for _, count in more)}: {len(more)} other reasons")
+    subject = f"all {len(rows)} rows are" if len(rows) > 1 else "its only row is"
+    statuses = " or ".join(sorted({row.status for row in rows}))
+    return f"No point was measured: {subject} {statuses} ({'; '.join(why)})"
