@@ -67,6 +67,14 @@ class Omitted:
     title: str
     reason: str
 
+    def save(self, path: Path | str) -> Path:
+        """There is nothing to write.
+
+        Raises:
+            InputError: always, with the reason.
+        """
+        raise InputError(f"{path} is not written: there is no figure '{self.name}', because {self.reason}")
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return f"<p>{html.escape(self.title)}: left out, because {html.escape(self.reason)}.</p>"
