@@ -403,6 +403,16 @@ def test_every_axis_of_ratios_can_be_read(beyond: float) -> None:
     assert min(ticks) < 1 < max(ticks)
 
 
+@pytest.mark.parametrize("series", [2, 13])
+def test_a_long_legend_does_not_squeeze_the_panels(series: int) -> None:
+    drawing = Canvas(["one"], columns=1)
+    (ax,) = drawing.drawing.axes
+    for number in range(series):
+        drawing.explain(f"a series with a name, {number}", ax.plot([1, 2], [1, 2])[0])
+    figure = drawing.finish(name="any", title="Any", caption=[], data=[])
+    assert ax.get_position().height * figure.drawing.get_size_inches()[1] > 2
+
+
 def test_a_figure_that_is_left_out_says_why_when_it_is_saved(tmp_path: Path) -> None:
     omitted = Omitted(name="latency_flagged", title="Flagged", reason="no row is flagged")
     with pytest.raises(InputError, match=r"there is no figure 'latency_flagged', because no row is flagged"):
