@@ -167,7 +167,7 @@ class Record:
         since=6,
     )
 
-    measure_hash: str = column("Hash of the sources that can change a number.", "")
+    measure_hash: str = column("Hash of the sources that can change a number, of backends in a --config-dir, too.", "")
     machine: str = column("Hash of what makes two machines comparable; see environment.json.", "")
     allocation_id: str = column("What was held while it ran: a job, or one local run.", "")
     git_sha: str = column("Commit of the harness; empty outside a checkout.", "")

@@ -1,6 +1,6 @@
 """All figures: of a report, in the order of its page, or one by one.
 
-(scene,) = plots.load("results/runs/<run_id>")
+(scene,) = plots.load("results/runs/<run_id>")  # one for each model, routing and pair of formats
 plots.figure(scene, "latency")
 """
 

@@ -5,12 +5,16 @@ judgements, note = evaluate(read_book(), reference_folders(), ["results/measured
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from epcross.harness.claims.book import Book
 from epcross.harness.claims.findings import Judgement
 from epcross.harness.claims.judge import judge
 from epcross.harness.errors import InputError
-from epcross.harness.terms import Flag
+from epcross.harness.terms import Domain, Flag
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def evaluate(
@@ -44,11 +48,19 @@ def evaluate(
         assert set(ROWS_SCHEMA.names) <= set(measured.columns)
         return judge(book, measured, values, keep=keep), note
     measured = with_products(frame.load(*paths), paths)
-    left_out = frame.headline(measured, keep).note
-    names = sorted(map(str, measured["run_id"].unique()))
+    return judge(book, measured, values, keep=keep), _judged_by(measured, keep)
+
+
+def _judged_by(measured: "pd.DataFrame", keep: Iterable[Flag | str]) -> str:
+    """Which rows could count for a verdict, and which of them do not."""
+    from epcross.harness.analysis import frame
+
+    able = measured[measured["domain"] == Domain.NVLINK]
+    left_out = frame.headline(able, keep).note
+    names = sorted(map(str, (able if len(able) else measured)["run_id"].unique()))
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    note = f"judged by {len(measured)} rows of {shown}" + (f"; {left_out}" if left_out else "")
-    return judge(book, measured, values, keep=keep), note
+    note = f"judged by {len(able)} rows of domain {Domain.NVLINK} in {shown}"
+    return note + (f"; {left_out}" if left_out else "")
 
 
 def runs_in(paths: Sequence[Path], *, optional: bool = False) -> list[Path]:

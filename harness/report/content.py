@@ -82,7 +82,8 @@ def _who_wins(scene: Scene, *, several: bool) -> list[str]:
     for winner in winners(scene.cells):
         cell = winner.cell
         panel = scene.panel(cell.ep_size, cell.regime, cell.series.run_id)
-        name = scene.styles[cell.series].label if winner.clear else "no clear winner"
+        why = f" ({winner.objection})" if winner.objection else ""
+        name = scene.styles[cell.series].label if winner.clear else f"no clear winner{why}"
         places.setdefault((panel, name), []).append(winner)
     panels: dict[str, list[str]] = {}
     for (panel, name), won in places.items():

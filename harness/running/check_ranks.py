@@ -4,8 +4,6 @@ Workers go from case to case. After a failure all of them are killed and the nex
 judged by itself. Whatever a rank does, `visit` returns within the limits.
 """
 
-import contextlib
-import itertools
 import os
 import selectors
 import time
@@ -24,15 +22,13 @@ from epcross.harness.running.rank_place import import_folder, place
 from epcross.harness.running.rendezvous import new_token
 from epcross.harness.running.rendezvous_server import StoreServer
 from epcross.harness.running.seat import seat_here
+from epcross.harness.running.stuck import ask, frames
 from epcross.harness.terms import BackendKind
 from epcross.harness.verification.contract import WAITING
-from epcross.harness.verification.visit import DUMP_SIGNAL
 
 VISIT = "epcross.harness.verification.visit:visit_case"
-CONTRACT = "verification/contract.py"  # whose frames are not the backend's
 START_LIMIT_S = 90.0  # to import the backend and join
 GRACE_S = 3.0  # for the other ranks, once one has failed
-DUMP_S = 0.5  # to write where a stuck worker is
 LEAVE_S = 3.0
 TELL_S = 10.0  # of silence, before it is told what is waited for; then after twice as long each time
 
@@ -240,11 +236,7 @@ class CheckRanks:
         waited_s = time.monotonic() - self._asked_at
         # ranks that wait for others are not to blame, unless all do
         silent = [rank for rank in silent if self._stages.get(rank) != WAITING] or silent
-        for rank in silent:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._children[rank].pid, DUMP_SIGNAL)
-        if silent:
-            time.sleep(DUMP_S)
+        ask(self._children[rank].pid for rank in silent)
         return [
             f"rank {rank} hangs: it did not come back from {self._stages.get(rank, 'its start')} "
             f"within {waited_s:.0f} s{_stack(self._children[rank].log)}"
@@ -271,16 +263,8 @@ def _told_once(problems: list[str]) -> tuple[str, ...]:
 
 
 def _stack(log: Path) -> str:
-    """Where in the backend a stuck worker stands, as it wrote: the backend's own call, then the line it has come to."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    begin = max((n for n, line in enumerate(lines) if line.startswith("Current thread")), default=len(lines))
-    frames = [line for line in lines[begin + 1 :] if line.startswith("File ")]
-    own = list(itertools.takewhile(lambda frame: CONTRACT not in frame, frames))
-    if not own:
-        return ""
-    return f"; {own[-1]}" + (f", which has come to {own[0]}" if len(own) > 1 else "")
+    """Where in the backend a stuck worker stands, as words behind a reason."""
+    return "".join(f"; {text}" if n == 0 else f", which has come to {text}" for n, text in enumerate(frames(log)))
 
 
 def _timing(limit_s: float) -> Timing:

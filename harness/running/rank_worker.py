@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from epcross.harness.running import stuck
 from epcross.harness.running.child import Child
 from epcross.harness.running.job import Job, Turn, TurnKind
 from epcross.harness.running.processes import remove_segments
@@ -87,12 +88,15 @@ class RankWorker:
                 case Ended():
                     return self._failed(Ending.ERROR, stage, child.how_it_ended()), ready
                 case Aborted(abort):
-                    return self._aborted(abort, stage), ready
+                    outcome = self._aborted(abort, stage)
+                    place = self._place(ready=ready) if abort.kind == Ending.WALL else ""
+                    return replace(outcome, place=place), ready
                 case None:
                     what = "wall limit" if ready else "limit for starting"
                     reason = f"not done within the {what} of {limit_s:g} s"
                     abort = self.watch.abort_group(self._scope, reason, None, Ending.WALL)
-                    return Outcome(ending=Ending.WALL, stage=stage, reason=reason, abort=abort), ready
+                    place = self._place(ready=ready)
+                    return Outcome(ending=Ending.WALL, stage=stage, reason=reason, abort=abort, place=place), ready
 
     def _failed(self, ending: Ending, stage: Stage, reason: str) -> Outcome:
         """This rank's worker failed: tell the others' workers, unless it only followed another rank."""
@@ -123,6 +127,15 @@ class RankWorker:
                     return outcome
                 case _:
                     pass
+
+    def _place(self, *, ready: bool) -> str:
+        """Where in the backend this rank's worker stands, if it can be asked: under a wrapper the signal would be that
+        program's, and before it is ready its end."""
+        child = self._child
+        if child is None or not ready or self.job.profile:
+            return ""
+        stuck.ask([child.pid])
+        return stuck.place(child.log)
 
     def discard(self) -> None:
         """Kill the worker, if there is one, and what it left in shared memory."""

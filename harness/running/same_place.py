@@ -91,6 +91,7 @@ def _named(uuids: frozenset[str]) -> str:
 def _instead(stored: set[Record]) -> str:
     shas = sorted({r.git_sha[:12] for r in stored if r.git_sha})
     back = f", or go back to commit {' or '.join(shas)} and the machine of its rows" if shas else ""
+    back += ", with the backends of your own folders as they were" if shas else ""
     return f"Start a new run with `epcross run`{back}"
 
 

@@ -27,7 +27,7 @@ from epcross.harness.running.same_place import (
 from epcross.harness.running.schedule import not_again, turns
 from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing import environment as environment_facts
-from epcross.harness.storing.provenance import git_state, machine_hash, measure_hash
+from epcross.harness.storing.provenance import git_state, machine_hash, measure_hash, sources_of
 from epcross.harness.storing.rows import RunContext, failed_records
 from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run, read_floor
 from epcross.harness.storing.run_owner import claim, release
@@ -276,7 +276,7 @@ def run_context(run: RunDirectory, facts: dict[str, Any], allocation_id: str) ->
     git = git_state()
     return RunContext(
         run_id=run.run_id,
-        measure_hash=measure_hash(),
+        measure_hash=measure_hash(besides=sources_of(run.plan.get("backends", {}))),
         machine=machine_hash(environment_facts.machine_facts(facts)),
         allocation_id=allocation_id,
         git_sha=git.sha,

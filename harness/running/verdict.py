@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from epcross.harness.running.rendezvous import Abort
+from epcross.harness.running.stuck import told
 from epcross.harness.terms import Flag, Stage, Status
 
 _STAGES = list(Stage)
@@ -42,6 +43,7 @@ class Outcome:
     reason: str = ""
     answered: bool = True  # whether the worker noticed by itself that its group had ended
     abort: Abort | None = None
+    place: str = ""  # in the backend, where its worker stood when the wall limit passed; if known
     flags: tuple[Flag, ...] = ()  # that this rank's host earned the unit, however it ended
 
     def encode(self) -> bytes:
@@ -58,6 +60,7 @@ class Outcome:
             stage=Stage(values["stage"]),
             reason=values["reason"],
             answered=values["answered"],
+            place=values["place"],
             abort=None if abort is None else Abort(**{**abort, "waiting": tuple(abort["waiting"])}),
             flags=tuple(map(Flag, values["flags"])),
         )
@@ -95,7 +98,7 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict | None:
 
     if abort and abort.kind == Ending.WALL:
         rank = least_advanced(busy or failed)
-        return _verdict(outcomes, rank, Status.TIMEOUT, abort.reason)
+        return _verdict(outcomes, rank, Status.TIMEOUT, abort.reason + told([o.place for o in outcomes]))
     if abort and abort.kind == Ending.WAIT and silent:
         rank = least_advanced([r for r in silent if r in busy] or silent)
         return _verdict(outcomes, rank, Status.TIMEOUT, f"it did not answer; rank {abort.rank}: {abort.reason}")

@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from epcross.harness.running import stuck
 from epcross.harness.running.processes import die_with_parent
 
 
 def main() -> None:
     """Serve the supervisor until it closes the socket."""
     faulthandler.enable()
+    stuck.listen()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)  # a compiler started here must not keep the supervisor waiting
     lines = _lines(channel)

@@ -63,10 +63,27 @@ def measured_sources(kernels: Path | None = None, harness: Path | None = None) -
     return dict(sorted(found.items()))
 
 
-def measure_hash(kernels: Path | None = None, harness: Path | None = None) -> str:
-    """SHA-256 over names and contents of `measured_sources`, in hex: equal if and only if the code is equal."""
+def sources_of(backends: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+    """The sources of those `backends` (name -> configuration, as a plan holds it) that lie in a folder of the user: the
+    module of each, or the package that it is in."""
+    found: dict[str, Path] = {}
+    for name, config in backends.items():
+        if not (folder := config.get("folder")):
+            continue
+        top = Path(folder) / str(config["target"]).partition(":")[0].partition(".")[0]
+        for path in [top.with_suffix(".py"), *top.rglob("*")]:
+            if path.suffix in _SOURCE_SUFFIXES and path.is_file():
+                found[f"{name}/{path.relative_to(folder).as_posix()}"] = path
+    return dict(sorted(found.items()))
+
+
+def measure_hash(
+    kernels: Path | None = None, harness: Path | None = None, *, besides: Mapping[str, Path] | None = None
+) -> str:
+    """SHA-256 over names and contents of `measured_sources` and of those `besides` (see `sources_of`), in hex: equal
+    if and only if the code is equal."""
     digest = hashlib.sha256()
-    for part in _parts(measured_sources(kernels, harness)):
+    for part in _parts({**measured_sources(kernels, harness), **(besides or {})}):
         digest.update(len(part).to_bytes(8, "little"))  # lengths keep one file's end apart from the next one's start
         digest.update(part)
     return digest.hexdigest()

@@ -14,6 +14,7 @@ from epcross.harness.point import Point
 from epcross.harness.terms import WeightsBy
 from epcross.harness.verification.device_rows import DeviceRows, bf16_value
 from epcross.harness.verification.sums import Terms, terms_of
+from epcross.harness.verification.symptoms import symptom
 from epcross.harness.verification.verify import Checker, Mismatch
 from epcross.harness.workload.batches import GroupBatch, slot_scale
 from epcross.harness.workload.placement import Slots
@@ -134,6 +135,8 @@ class DeviceChecker:
             return None
         row, column = bad.nonzero()[0].tolist()
         got, wanted = (int(t[row, column].view(torch.int16)) & 0xFFFF for t in (combined, want))
+        bits = combined[row].contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
+        like = "" if timed else symptom(gb, self.rank, self.slots, self.weights_by, row, bits)
         return Mismatch(
             what="a wrong combined sum" + (" in a timed series" if timed else ""),
             rank=self.rank,
@@ -144,7 +147,7 @@ class DeviceChecker:
             want=f"{bf16_value(wanted)} (0x{wanted:04x})",
             wrong=int(bad.any(dim=1).sum()),
             total=shape[0],
-            unit="combined rows are wrong",
+            unit="combined rows are wrong" + like,
         )
 
     def _sums(self, gb: GroupBatch, terms: Terms, *, timed: bool, magnitudes: bool) -> "tuple[Tensor, Tensor]":

@@ -28,6 +28,7 @@ from epcross.harness.errors import ConfigError
 from epcross.harness.point import Point
 from epcross.harness.terms import RowFormat, WeightsBy
 from epcross.harness.verification.sums import Sums, differ
+from epcross.harness.verification.symptoms import symptom
 from epcross.harness.workload.batches import GroupBatch, slot_scale
 from epcross.harness.workload.placement import Slots
 from epcross.harness.workload.tape import Payload
@@ -177,6 +178,7 @@ class Checker:
                     first = (at.start + n, column, _bf16_text(int(got[n, column])), _bf16_text(int(want[n, column])))
         if first is None:
             return None
+        like = symptom(gb, self.rank, self.slots, self.weights_by, first[0], combined[first[0]])
         return Mismatch(
             what="a wrong combined sum",
             rank=self.rank,
@@ -187,7 +189,7 @@ class Checker:
             want=first[3],
             wrong=wrong_rows,
             total=shape[0],
-            unit="combined rows are wrong",
+            unit="combined rows are wrong" + like,
         )
 
     def _unit(self) -> float:

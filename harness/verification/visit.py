@@ -1,8 +1,6 @@
 """One case of the contract on one rank's worker: what `epcross check` has every process do."""
 
-import faulthandler
 import json
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,9 +14,6 @@ from epcross.harness.verification.cases import Case
 from epcross.harness.verification.contract import Visit, refusal, run_case
 from epcross.harness.verification.gpu_contract import GpuVisit
 from epcross.harness.verification.layer_contract import LayerVisit, suite
-
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a worker write where each of its threads is to its log, whatever it is stuck in."""
 
 
 def visit_case(
@@ -35,7 +30,6 @@ def visit_case(
             peers); what kind of backend it is, with its expert stage if it has one. `group` is one of processes; on a
             GPU one of them may hold several ranks.
     """
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)
     case = _case(request)
     case = _case(request, make_backend(case.point).contract_shape)
 

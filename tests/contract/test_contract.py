@@ -55,7 +55,7 @@ def test_a_right_backend_passes_alone():
         (broken.Unpadded, "odd_hidden", "received rows are uint8"),
         (broken.WeightTwice, "plain", "combine of exact rows, set 0: rank 0: a wrong combined sum"),
         (broken.WeightNever, "plain", "combine of exact rows, set 0: rank 0: a wrong combined sum"),
-        (broken.WeightTwice, "one_token", "a wrong combined sum"),
+        (broken.WeightTwice, "one_token", "wrong; the first is as if weights were multiplied twice"),
         (broken.NoOpAfterFirst, "plain", "dispatch of exact rows, set 1: rank 0: a row that was not sent here"),
         (broken.StaleCombine, "plain", "combine of exact rows, set 1: rank 0: a wrong combined sum"),
         (broken.ForgetsCombine, "plain", "a wrong combined sum (source 0, token 0, column 0): got nan (0x7fa5)"),

@@ -44,3 +44,6 @@ def test_a_rank_that_forgets_a_partial_is_named():
     problems = visit(type("Forgets", (base,), {"combine": combine}), in_one_launch(4)[0])
     assert len(problems) == 1
     assert re.match(r"plain: combine of exact rows, set 0: rank \d: a wrong combined sum", problems[0])
+    assert problems[0].endswith(
+        "the first is as if the partial of rank 0 were missing or as if the partial of rank 1 were missing"
+    )

@@ -15,7 +15,7 @@ EXPECTED = {
     "RaisesIn_dispatch": ("error", "verify_before", "deliberate"),
     "RaisesIn_experts": ("error", "time", "deliberate"),
     "RaisesIn_close": ("error", "close", "deliberate"),
-    "Hangs": ("timeout", "verify_before", "wall limit of 4 s"),
+    "Hangs": ("timeout", "verify_before", "broken_backends.py line"),
     "ReturnsEarly": ("incorrect", "verify_before", "row"),
     "WritesLate": ("incorrect", "verify_before", "wrong bytes in a row"),
     "OneWrongRow": ("incorrect", "verify_before", "wrong bytes in a row"),

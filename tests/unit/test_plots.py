@@ -16,6 +16,7 @@ from epcross.harness.analysis.figures.canvas import Canvas, Figure, NotDrawn, Om
 from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.levels import levels
 from epcross.harness.analysis.style import theme
+from epcross.harness.errors import InputError
 from epcross.harness.record import Record
 from epcross.harness.terms import Phase, Regime, Status
 
@@ -244,13 +245,16 @@ def test_the_map_names_the_fastest_and_its_lead(usual):
     assert places["steady", 1][2] == pytest.approx(11 / 6 - 1)
     assert places["steady", 64][:2] == ("shm_fence", "shm_sentinel")
     assert places["steady", 64][2] == pytest.approx(132 / 74 - 1)
-    assert not any(winner.clear for winner in crossover_map.winners(scene.cells))  # two launches tell nothing
+    winners = crossover_map.winners(scene.cells)
+    assert not any(winner.clear for winner in winners)  # two launches tell nothing
+    assert all(winner.objection.startswith("2 launches are fewer than") for winner in winners)
 
 
 def test_the_map_calls_a_win_clear_from_three_launches_on(tmp_path, monkeypatch):
     monkeypatch.setattr(report_runs, "TIMING", replace(report_runs.TIMING, launches=3))
     scene = scene_of(make_run(tmp_path))
-    assert all(winner.clear for winner in crossover_map.winners(scene.cells))
+    winners = crossover_map.winners(scene.cells)
+    assert all(winner.clear and not winner.objection for winner in winners)
 
 
 def test_a_lead_within_the_margin_is_no_win(tmp_path: Path):
@@ -384,3 +388,33 @@ def test_a_panel_of_ratios_without_a_point_has_an_axis_around_one() -> None:
     assert not _ratio_axis(axis, [], [])
     low, high = axis.get_ylim()
     assert low < 1 < high
+
+
+@pytest.mark.parametrize("beyond", [1.01, 1.1, 1.25, 1.6, 2.5, 6, 30])
+def test_every_axis_of_ratios_can_be_read(beyond: float) -> None:
+    from matplotlib.figure import Figure
+
+    from epcross.harness.analysis.figures.ratio import _ratio_axis
+
+    axis = Figure().subplots()
+    _ratio_axis(axis, [1 / beyond, beyond], [1 / beyond, beyond])
+    ticks = [float(tick) for tick in axis.get_yticks()]
+    assert 3 <= len(ticks) <= 9
+    assert min(ticks) < 1 < max(ticks)
+
+
+@pytest.mark.parametrize("series", [2, 13])
+def test_a_long_legend_does_not_squeeze_the_panels(series: int) -> None:
+    drawing = Canvas(["one"], columns=1)
+    (ax,) = drawing.drawing.axes
+    for number in range(series):
+        drawing.explain(f"a series with a name, {number}", ax.plot([1, 2], [1, 2])[0])
+    figure = drawing.finish(name="any", title="Any", caption=[], data=[])
+    assert ax.get_position().height * figure.drawing.get_size_inches()[1] > 2
+
+
+def test_a_figure_that_is_left_out_says_why_when_it_is_saved(tmp_path: Path) -> None:
+    omitted = Omitted(name="latency_flagged", title="Flagged", reason="no row is flagged")
+    with pytest.raises(InputError, match=r"there is no figure 'latency_flagged', because no row is flagged"):
+        omitted.save(tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from epcross.harness.storing import provenance
-from epcross.harness.storing.provenance import GitState, git_state, machine_hash, measure_hash, measured_sources
+from epcross.harness.storing.provenance import (
+    GitState,
+    git_state,
+    machine_hash,
+    measure_hash,
+    measured_sources,
+    sources_of,
+)
 
 REPO = Path(__file__).parents[2]
 
@@ -79,6 +86,33 @@ def test_a_file_swallowed_by_the_one_before_it_is_another_hash(tree: Path):
     first.write_text(first.read_text() + "kernels/shm/ring.hpp" + second.read_text())
     second.unlink()
     assert hash_of(tree) != before
+
+
+def test_the_module_of_a_backend_of_the_user_counts(tree: Path, tmp_path: Path):
+    mine = tmp_path / "mine"
+    (mine / "packed" / "csrc").mkdir(parents=True)
+    (mine / "alone.py").write_text("a = 1")
+    (mine / "notes.py").write_text("no backend")
+    (mine / "packed" / "csrc" / "kernel.cu").write_text("// one")
+    backends = {
+        "alone": {"target": "alone:Alone", "folder": str(mine)},
+        "packed": {"target": "packed.backend:Packed", "folder": str(mine)},
+        "ours": {"target": "epcross.harness.backends.gloo:Gloo", "folder": ""},
+    }
+
+    def hash_now() -> str:
+        return measure_hash(tree / "kernels", tree / "harness", besides=sources_of(backends))
+
+    assert list(sources_of(backends)) == ["alone/alone.py", "packed/packed/csrc/kernel.cu"]
+    assert sources_of({"ours": backends["ours"]}) == {}
+    hashes = {hash_of(tree), hash_now()}
+    (mine / "notes.py").write_text("still none")
+    assert hash_now() in hashes
+    (mine / "alone.py").write_text("a = 2")
+    hashes.add(hash_now())
+    (mine / "packed" / "csrc" / "kernel.cu").write_text("// two")
+    hashes.add(hash_now())
+    assert len(hashes) == 4
 
 
 def test_the_hash_is_the_same_from_a_copy(tmp_path: Path):

@@ -53,6 +53,14 @@ def test_a_wall_limit_blames_who_was_not_waiting(
     assert verdict == Verdict(status=Status.TIMEOUT, rank=culprit, stage=stages[culprit], reason="not done in 4 s")
 
 
+def test_a_wall_limit_tells_where_every_rank_stood() -> None:
+    abort = Abort(rank=None, kind="wall", reason="not done in 4 s")
+    places = ["k.py line 9 in wait", "k.py line 3 in dispatch", "k.py line 9 in wait"]
+    verdict = judge([replace(outcome(Ending.BYSTANDER, abort), place=place) for place in places])
+    assert verdict is not None
+    assert verdict.reason == "not done in 4 s; rank 1: k.py line 3 in dispatch; ranks 0, 2: k.py line 9 in wait"
+
+
 def test_a_vain_wait_blames_the_silent_peer() -> None:
     abort = Abort(rank=0, kind="wait", reason="waited for peer 1")
     peer = outcome(Ending.BYSTANDER, abort, Stage.VERIFY_BEFORE)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _PANEL_INCHES = (3.5, 2.75)
+_LEGEND_LINES, _LINE_INCHES = 2, 0.21  # of a legend that the usual height has room for, and what each more takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,14 @@ class Omitted:
     name: str
     title: str
     reason: str
+
+    def save(self, path: Path | str) -> Path:
+        """There is nothing to write.
+
+        Raises:
+            InputError: always, with the reason.
+        """
+        raise InputError(f"{path} is not written: there is no figure '{self.name}', because {self.reason}")
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -138,6 +147,9 @@ class Canvas:
         if held != shown:
             raise NotDrawn(f"{name}: not drawn: {sorted(held - shown)}; drawn without data: {sorted(shown - held)}")
         if self._legend:
+            width, height = self.drawing.get_size_inches()
+            below = -(-len(self._legend) // self._legend_columns()) - _LEGEND_LINES
+            self.drawing.set_size_inches(width, height + max(0, below) * _LINE_INCHES)  # panels keep their height
             self.drawing.legend(
                 list(self._legend.values()),
                 list(self._legend),

@@ -24,6 +24,7 @@ class Winner:
     second: Cell
     lead: float  # the second's median over its own, minus 1
     clear: bool  # beyond the margin, and the interval of the ratio is below 1
+    objection: str  # why no difference may be called on so little, whatever the lead; empty if one may
 
 
 def winners(cells: Sequence[Cell]) -> list[Winner]:
@@ -39,7 +40,7 @@ def winners(cells: Sequence[Cell]) -> list[Winner]:
             found_ratio = ratio(first, second)
             lead = 1 / found_ratio.value - 1
             clear = lead > MARGIN and found_ratio.high < 1 and not found_ratio.objection
-            found.append(Winner(cell=first, second=second, lead=lead, clear=clear))
+            found.append(Winner(cell=first, second=second, lead=lead, clear=clear, objection=found_ratio.objection))
     return found
 
 

@@ -11,6 +11,14 @@ from epcross.harness.measuring.stats import IntervalKind
 
 NAME, TITLE = "ratio", "Ratio to the best peer"
 
+_STEPS = (
+    (1.6, (1, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 6, 7, 8, 9, 9.5)),
+    (4, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8)),
+    (15, (1, 1.5, 2, 3, 5, 7)),
+    (200, (1, 2, 5)),
+    (float("inf"), (1,)),
+)
+"""Up to which ratio of an axis' ends its ticks are these, times powers of ten: enough to read every panel by."""
 _BEYOND = 1.8  # how far an axis may go beyond the medians, so that wide intervals do not flatten them
 
 
@@ -100,7 +108,7 @@ def _ratio_axis(ax: Any, middles: Sequence[float], ends: Sequence[float]) -> boo
     high = min(max([*middles, 1]) * _BEYOND, max([*ends, 1]) * 1.1)
     ax.set_ylim(low, high)
     span = high / low
-    steps = (1, 1.5, 2, 3, 5, 7) if span < 15 else (1, 2, 5) if span < 200 else (1,)
+    steps = next(steps for below, steps in _STEPS if span < below)
     ticks = [10.0**power * step for power in range(-4, 6) for step in steps]
     ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
     ax.yaxis.set_minor_locator(NullLocator())

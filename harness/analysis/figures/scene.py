@@ -81,7 +81,7 @@ class Scene:
             out.append(f"left out: {count} flagged rows of {len(part)} points that have others")
         failed = sum(cell.interval is None for cell in self.cells)
         if failed:
-            out.append(f"{failed} points have no number; the section on statuses says why")
+            out.append(f"{failed} points have no number; status and reason of their rows say why")
         return [*out, self.setting, *provenance(rows), *self._runs()]
 
     def _runs(self) -> list[str]:
