@@ -1,9 +1,12 @@
 """The command `epcross`. Verbs are imported only when they are used, so that `--help` stays fast."""
 
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -63,6 +66,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: errors meant for people are printed without a traceback."""
     _open_closed_streams()
+    _outlive_readers()
     sys.exit(run(arguments))
 
 
@@ -70,7 +74,40 @@ def _open_closed_streams() -> None:
     """Give each standard stream that the caller closed (`>&-`) a place, lest the first file we open take its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for the life of the process
+            nowhere = open(os.devnull, mode)  # noqa: SIM115 - for the life of the process
+            setattr(sys, name, nowhere)
+            setattr(sys, f"__{name}__", nowhere)  # which keeps it open when the other is replaced
+
+
+class _Outliving(io.FileIO):
+    """A standard stream whose reader may go, such as `head` or a terminal: from then on what is written is dropped."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._gone = {errno.EPIPE, errno.EIO} if self.isatty() else {errno.EPIPE}
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in self._gone:
+                raise
+            _drop_output(self.fileno())
+            return len(data)
+
+
+def _outlive_readers() -> None:
+    """Let a command go on to its own end and exit code when nobody reads on: rich and click would end it, a run half
+    measured with it, and each with an exit code of its own."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        new = io.TextIOWrapper(
+            io.BufferedWriter(_Outliving(old.fileno())),
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=old.line_buffering or old.write_through,
+        )
+        setattr(sys, name, new)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -92,19 +129,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("epcross: interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
-        _drop_output()  # the reader, such as head, has seen enough
-        return 0
     except OSError as error:  # the output goes to a full disk, say; files have errors of their own
-        _drop_output()
+        _drop_output(sys.stdout.fileno())
         click.echo(f"epcross: {error.filename or 'the output'} cannot be read or written: {error.strerror}", err=True)
         return 1
     return result if isinstance(result, int) else 0
 
 
-def _drop_output() -> None:
-    """Keep the interpreter from complaining at its end about output that cannot be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop_output(number: int) -> None:
+    """Write what goes to this stream nowhere, and keep the interpreter from complaining at its end about it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

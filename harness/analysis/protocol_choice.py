@@ -92,7 +92,7 @@ def choices(runs: Sequence[Run]) -> Choices:
         for setting, rows in own.items():
             settings[setting].append((run, rows))
     chosen: list[Choice] = []
-    for setting, parts in sorted(settings.items(), key=lambda item: str(item[0])):
+    for setting, parts in sorted(settings.items(), key=lambda item: _order(item[0])):
         taken, others = _alike(setting, parts)
         left_out += others
         if taken:
@@ -109,6 +109,11 @@ def choices(runs: Sequence[Run]) -> Choices:
 def words(setting: Setting) -> str:
     """A setting as a person reads it."""
     return f"EP {setting.ep_size}, hidden {setting.hidden}, {setting.dispatch_format} on {setting.machine}"
+
+
+def _order(setting: Setting) -> tuple[int, int, str, str]:
+    """As `words` has it, with numbers as numbers: EP 16 comes after EP 2."""
+    return setting.ep_size, setting.hidden, str(setting.dispatch_format), setting.machine
 
 
 def _objection(run: Run) -> str:

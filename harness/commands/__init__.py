@@ -1,6 +1,7 @@
 """One file per verb of the command line, each with `command`. Options that verbs share are here."""
 
 import contextlib
+import math
 import shutil
 import sys
 import warnings
@@ -22,6 +23,17 @@ def console(*, stderr: bool = False) -> Console:
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width = min(WIDTH, shutil.get_terminal_size().columns) if terminal else WIDTH
     return Console(width=width, highlight=False, stderr=stderr)
+
+
+class Number(click.FloatRange):
+    """A number within a range. nan is in none: it compares as false, so a wait of that length would never end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number that the word is; a usage error if it is none, or outside."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"nan is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 @contextlib.contextmanager

@@ -24,10 +24,10 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
         click.echo(json.dumps(entries, indent=2))
         return
     table = Table(expand=True)
-    table.add_column("backend", no_wrap=True)
-    table.add_column("label", max_width=14)
+    table.add_column("backend", overflow="fold")
+    table.add_column("label", max_width=14, overflow="fold")
     table.add_column("domains")
-    table.add_column("usable here", ratio=1)
+    table.add_column("usable here", overflow="fold")
     for entry in entries:
         reason = entry["unavailable"]
         table.add_row(
@@ -39,8 +39,8 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
     console().print(table)
     stages = Table(expand=True)
     stages.add_column("compute", no_wrap=True)
-    stages.add_column("label", max_width=14)
-    stages.add_column("usable here", ratio=1)
+    stages.add_column("label", max_width=14, overflow="fold")
+    stages.add_column("usable here", overflow="fold")
     for name, label, reason in expert_stages(config_dirs):
         words = Text("yes", style="green") if reason is None else Text(f"no: {reason}", style="yellow")
         stages.add_row(Text(name, style="bold"), Text(label), words)

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import click
 
+from epcross.harness.commands import Number
+
 POLL_S = 0.1
 
 
 @click.command("cancel")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--wait", "wait_s", default=15.0, show_default=True, help="Seconds to wait for its end.")
+@click.option(
+    "--wait", "wait_s", type=Number(min=0), default=15.0, show_default=True, help="Seconds to wait for its end."
+)
 def command(run: Path, wait_s: float) -> int:
     """End all ranks of a run in good order and wait until it is over. What is stored stays, and the run can be resumed.
 

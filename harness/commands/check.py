@@ -1,7 +1,6 @@
 """`epcross check`: does a backend do what the contract says, on this machine, in processes as in a run?"""
 
 import contextlib
-import math
 import shutil
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from epcross.harness.commands import WIDTH, config_dir_option
+from epcross.harness.commands import WIDTH, Number, config_dir_option
 
 if TYPE_CHECKING:
     from epcross.harness.running.check_ranks import CaseEnd, CheckRanks
@@ -35,7 +34,7 @@ MOST_PROBLEMS = 4
     "--limit-s",
     default=LIMIT_S,
     show_default=True,
-    type=click.FloatRange(min=1, max=MOST_S),
+    type=Number(min=1, max=MOST_S),
     help="Seconds for each case.",
 )
 @config_dir_option
@@ -62,8 +61,6 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     from epcross.harness.terms import Sharing
     from epcross.kernels.shm.segment import remove_stale
 
-    if math.isnan(limit_s):  # which is in every range
-        raise click.BadParameter(f"nan is not in the range 1<=x<={MOST_S:.0f}.", param_hint="'--limit-s'")
     request = read_request(words, config_dirs)
     if why := loader.unavailable(request.config, request.compute):
         raise EpcrossError(f"{request.config.name} cannot be used here: {why}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from epcross.harness.commands import console, json_option, warnings_as_lines
+from epcross.harness.commands import Number, console, json_option, warnings_as_lines
 from epcross.harness.errors import InputError, StoreError
 from epcross.harness.terms import Flag
 
@@ -22,7 +22,7 @@ SHOWN = 40
 @click.argument("run_b", type=click.Path(path_type=Path))
 @click.option(
     "--margin",
-    type=click.FloatRange(min=0, max=10),
+    type=Number(min=0, max=10),
     default=0.03,
     show_default=True,
     help="Share by which two latencies may differ and still count as equal.",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from epcross.harness.commands import config_dir_option, console, json_option, overrides_argument
+from epcross.harness.commands import Number, config_dir_option, console, json_option, overrides_argument
 
 
 @click.command("doctor", short_help="Check a machine or a cluster's nodes before measuring.")
@@ -21,7 +21,7 @@ from epcross.harness.commands import config_dir_option, console, json_option, ov
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=1.0),
+    type=Number(min=1.0),
     default=1800.0,
     show_default=True,
     help="Seconds to wait for the job.",

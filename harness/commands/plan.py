@@ -182,9 +182,9 @@ def _impossible_table(plan: "Plan") -> Table:
 def _jobs_table(plan: "Plan", need: tuple["Need", ...]) -> Table:
     table = Table(expand=True, title="Jobs", title_justify="left")
     table.add_column("EP")
-    table.add_column("backends", ratio=1)
+    table.add_column("backends", overflow="fold")  # without a ratio, which leaves a letter on a narrow terminal
     for heading in ("points", "rows", "time", "memory per rank", "/dev/shm"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for job, job_need in zip(plan.jobs, need, strict=True):
         table.add_row(
             str(job.ep_size),

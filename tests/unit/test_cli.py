@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from planning import FIXTURES, plan_of
+from rich.console import Console
 
 from epcross import __version__
 from epcross.harness import cli
@@ -126,6 +127,23 @@ def test_backends_fit_a_page_and_give_reasons(capsys: pytest.CaptureFixture[str]
     assert "nvlink" in rows["gpu"]
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_cuts_nothing(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for verb in ("backends", "plan"):
+        narrow = Console(width=columns, highlight=False)
+        monkeypatch.setattr(f"epcross.harness.commands.{verb}.console", lambda narrow=narrow: narrow)
+        words = ["sweep=crossover", "backend=plain,small"] if verb == "plan" else []
+        assert cli.run([verb, *words, *HERE]) == 0
+        out = capsys.readouterr().out
+        assert "…" not in out
+        framed = [line for line in out.splitlines() if line.startswith(("│", "┃"))]
+        assert all(line.endswith(("│", "┃")) and len(line) <= columns for line in framed)
+        cells = [cell for line in framed for cell in line.replace("┃", "│").strip("│").split("│")]
+        assert min(map(len, cells)) >= 4  # two letters and a space on either side
+
+
 def test_backends_as_json_lists_faulty_ones_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "backend").mkdir()
     (tmp_path / "backend" / "no_class.yaml").write_text("target: fixture_backends:Plane\nlabel: X\ncolor: '#000000'\n")
@@ -148,17 +166,39 @@ def test_help_imports_nothing_heavy():
     assert ran.stdout.splitlines()[-1] == "set()", ran.stdout + ran.stderr
 
 
-def test_a_reader_that_stops_early_is_no_error():
-    words = ["plan", "sweep=crossover", "backend=plain", "--json", "--config-dir"]
-    command = [sys.executable, "-m", "epcross.harness.cli", *words, str(FIXTURES), "tokens_per_rank=range(1,500)"]
+@pytest.mark.parametrize("form", [["--json"], []], ids=["json", "text"])
+def test_a_reader_that_stops_early_is_no_error(form: list[str]):
+    words = ["plan", "sweep=crossover", "backend=plain", *form, "--config-dir", str(FIXTURES)]
+    command = [sys.executable, "-m", "epcross.harness.cli", *words, "tokens_per_rank=range(1,500)"]
+    assert _read_a_little(command) == (0, b"")
+
+
+@pytest.mark.parametrize("prints", ["rich.console.Console().print", "click.echo", "print"])
+def test_a_reader_that_stops_early_changes_no_exit_code(prints: str):
+    verb = f"import click, rich.console; cli.run = lambda words: [{prints}('x ' * 10**6), 3][1]"
+    assert _read_a_little([sys.executable, "-c", f"from epcross.harness import cli; {verb}; cli.main([])"]) == (3, b"")
+
+
+def _read_a_little(command: list[str]) -> tuple[int, bytes]:
+    """Exit code and standard error of a command whose output is read like `head` does."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
-    assert process.wait(60) == 0
-    assert process.stderr.read() == b""
+    code, said = process.wait(60), process.stderr.read()
     process.stderr.close()
+    return code, said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["cancel", "RUN", "--wait"], ["doctor", "--wait"], ["check", "--limit-s"], ["compare", "A", "B", "--margin"]],
+    ids=lambda words: words[0],
+)
+def test_nan_is_no_number(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert cli.run([*words, "nan"]) == 2
+    assert f"Invalid value for '{words[-1]}': nan is not in the range" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
