@@ -39,11 +39,14 @@ class Number(click.FloatRange):
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Print what is warned of inside, such as damaged units left out, as lines for people on stderr, each once."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    for text in dict.fromkeys(str(warning.message) for warning in told if warning.category is UserWarning):
-        click.echo(f"epcross: {text}", err=True)
+    told: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", UserWarning)
+            yield
+    finally:  # also before an error, which they may explain
+        for text in dict.fromkeys(str(warning.message) for warning in told if warning.category is UserWarning):
+            click.echo(f"epcross: {text}", err=True)
 
 
 def overrides_argument(function: F) -> F:

@@ -58,7 +58,8 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     from epcross.harness.storing.store import read_units
 
     _check_profile(profile)
-    found = find_point(point_id, [run] if run else runs_in(RUNS))
+    with warnings_as_lines():
+        found = find_point(point_id, [run] if run else runs_in(RUNS))
     note = f"Point {found.point.point_id} of run {found.run.run_id} again, alone" + (
         f", under: {profile}" if profile else ""
     )

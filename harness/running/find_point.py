@@ -1,5 +1,6 @@
 """From the first digits of a point's id to the run that holds it."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,17 +43,24 @@ def documents(path: Path) -> list[Path]:
 def find_point(prefix: str, runs: Sequence[Path]) -> FoundPoint:
     """The point whose id begins with `prefix`, in the first of `runs` that holds it.
 
+    Of several runs those that cannot be read are passed over, with a warning each.
+
     Raises:
-        StoreError: no point or several distinct ones begin so, or a run cannot be read.
+        StoreError: no point or several distinct ones begin so, or the only run cannot be read.
     """
     found: dict[str, FoundPoint] = {}
     for path in runs:
-        for folder in documents(path):
-            run = open_run(folder)
-            plan = Plan.from_json(run.plan)
-            for point in plan.points:
-                if point.point_id.startswith(prefix.lower()):
-                    found.setdefault(point.point_id, FoundPoint(run=run, plan=plan, point=point, rows=path))
+        try:
+            for folder in documents(path):
+                run = open_run(folder)
+                plan = Plan.from_json(run.plan)
+                for point in plan.points:
+                    if point.point_id.startswith(prefix.lower()):
+                        found.setdefault(point.point_id, FoundPoint(run=run, plan=plan, point=point, rows=path))
+        except StoreError as error:
+            if len(runs) == 1:
+                raise
+            warnings.warn(f"not looked into: {error}", stacklevel=2)
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
@@ -61,7 +69,7 @@ def find_point(prefix: str, runs: Sequence[Path]) -> FoundPoint:
             f"no point begins with {prefix}; looked into {where}. Name the run with --run; its point ids stand in "
             "plan.json and in the column point_id"
         )
-    raise StoreError(f"{len(found)} points begin with {prefix}; give more digits of one:\n" + _listed(found.values()))
+    raise StoreError(f"{len(found)} points begin with '{prefix}'; give more digits of one:\n" + _listed(found.values()))
 
 
 def describe(point: Point) -> str:

@@ -1,6 +1,7 @@
 """`epcross point`: a stored point again, alone, beside its stored rows, and under a wrapper."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,11 @@ def test_what_cannot_be_found_or_started_is_told(
     assert "holds no run" in refused("zz", "--run", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert "no run, for results/runs here holds none" in refused("zz")
+    for name, plan in {"1-damaged": "{", "2-whole": None}.items():
+        shutil.copytree(first, tmp_path / "results" / "runs" / name)
+        if plan:
+            (tmp_path / "results" / "runs" / name / "plan.json").write_text(plan)
+    said = refused("zz")
+    assert re.search(r"not looked into: .*1-damaged.*plan", said)  # and the search goes on, in the other
+    assert "no point begins with zz; looked into 2 runs" in said
+    assert "2 points begin with" in refused("")

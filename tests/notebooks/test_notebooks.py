@@ -184,7 +184,7 @@ def test_published_values_stand_beside_measured_ones_with_verdicts(executed: Exe
         assert len(re.findall(rf"domain {domain}: medians of n = \d+(?: to \d+)? repeats; run \d{{8}}-", beside)) == 1
     assert "domain published: single values" in beside
     assert "rows of two domains are not compared" in beside
-    assert re.search(r"judged by \d+ rows of \d{8}-", verdicts)
+    assert re.search(r"judged by \d+ rows of domain nvlink in \d{8}-", verdicts)
     (table,) = [
         output["data"]["text/html"]
         for cell in executed("03_published").cells
