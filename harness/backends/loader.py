@@ -83,12 +83,17 @@ def option_value(default: Any, value: Any) -> Any:
     return convert(value, type(default))
 
 
+def asks_another(config: BackendConfig) -> bool:
+    """Whether `unavailable` asks a process of its own, as the backend has an interpreter or environment of its own."""
+    return config.python is not None or bool(config.env)
+
+
 def unavailable(config: BackendConfig, compute: str = "") -> str | None:
     """Why the backend, or the expert stage that it is to have, cannot be used here, as a sentence; None if it can.
 
     Asked in the backend's own interpreter and environment where it has any. Raises only `ConfigError`.
     """
-    if config.python is not None or config.env:
+    if asks_another(config):
         return _ask_interpreter(config, compute)
     try:
         asked: list[Any] = [load(config)]

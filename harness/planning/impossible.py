@@ -1,6 +1,7 @@
 """Which points cannot run, and why: a limit of their backend, or something that this machine lacks."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,9 @@ _DEVICES = {
 }
 """What makes points of each domain: the files of conf/device."""
 
+_ASKED_AT_ONCE = 8
+"""Interpreters. Each imports torch and a library, seconds of it waiting for the disk."""
+
 
 def impossible_points(
     points: Sequence[Point], configs: Mapping[str, BackendConfig], *, here: bool = True
@@ -27,8 +31,8 @@ def impossible_points(
     Unless they run `here`, what this machine lacks says nothing: the ranks will ask theirs.
     """
     found: dict[Point, Impossible] = {}
-    absent: dict[tuple[Any, ...], str | None] = {}
     instances: dict[tuple[Any, ...], Backend | None] = {}
+    possible: list[Point] = []
     for point in points:
         key = (point.backend, point.options, point.compute, point.compute_options)
         if key not in instances:
@@ -39,19 +43,41 @@ def impossible_points(
         reason = _unsupported(instances[key], point)
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNSUPPORTED, reason=reason)
-            continue
-        if here and point.scope is Scope.SCALE_OUT:
+        elif here and point.scope is Scope.SCALE_OUT:
             reason = "this host is one domain, and scope=scale_out spans several; take launcher=slurm"
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
-            continue
-        asked = (point.backend, point.options, point.compute)  # an option may name a file that is not there
-        if asked not in absent:
-            config = replace(configs[point.backend], options=dict(point.options))
-            absent[asked] = loader.unavailable(config, point.compute) if here else None
-        reason = absent[asked]
+        else:
+            possible.append(point)
+    absent = _absent(possible, configs) if here else {}
+    for point in possible:
+        reason = absent.get(_asked(point))
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
-    return found
+    return {point: found[point] for point in points if point in found}
+
+
+def _asked(point: Point) -> tuple[Any, ...]:
+    """What makes a machine's answer: an option may name a file that is not there."""
+    return point.backend, point.options, point.compute
+
+
+def _absent(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -> dict[tuple[Any, ...], str | None]:
+    """Why what `points` need cannot be used here, of each once. Other interpreters are asked at the same time: one
+    after another takes longer than many a sweep. This one is asked after them, in its own thread: what a library does
+    when it is imported need not bear company."""
+    found: dict[tuple[Any, ...], str | None] = {}
+    waiting: dict[tuple[Any, ...], Future[str | None]] = {}
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        for point in points:
+            key = _asked(point)
+            if key in found or key in waiting:
+                continue
+            config = replace(configs[point.backend], options=dict(point.options))
+            if loader.asks_another(config):
+                waiting[key] = pool.submit(loader.unavailable, config, point.compute)
+            else:
+                found[key] = loader.unavailable(config, point.compute)
+        return found | {key: each.result() for key, each in waiting.items()}
 
 
 def _unsupported(backend: Backend | None, point: Point) -> str | None:

@@ -1,6 +1,7 @@
 """Everything that needs a GPU, in one command, for a machine that is at hand for minutes:
 
-    python tests/gpu/check.py [--steps tests,smoke,...] [--out FOLDER] [--limit-s SECONDS] [--peers FOLDER]
+    python tests/gpu/check.py [--steps tests,smoke,...] [--out FOLDER] [--limit-s SECONDS] [--all-s SECONDS]
+                              [--peers FOLDER]
 
 Needs no install: it runs from the checkout with the interpreter that started it, which must have the light core, torch
 for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwise:
@@ -25,6 +26,8 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_check the contract, for every other exchange, two GPUs
     peers_nvlink, peers_entry                    sweeps/baselines_nvlink.yaml, a regime each
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
+    baselines_warm what baselines compiles by shape, many at a time             about 2 minutes
+    baselines   sweeps/baselines_nvlink.yaml     two GPUs, BASELINES_WORDS may say otherwise   about 15 minutes: resume
     experts     bits of fp8 sums, tests/gpu/test_experts.py, tests/benchmark/gpu_experts.py with EXPERT_WORDS: 6 minutes
     experts_warm  what experts_sweep compiles, many at a time: tests/gpu/warm.py   about 2 minutes
     experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise   about 6 minutes
@@ -39,12 +42,14 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
 --peers names a folder with vendors' libraries (tests/gpu/peers.py says which); without it their environments are those
 that `make env-NAME` built. Without --steps: facts, tests, smoke, check.
 
-A step that ends badly does not keep later ones from running. Runs go to
+A step that ends badly does not keep later ones from running. --all-s is for machines that end a command at some time:
+what runs then is asked to end, keeps what it has, and is taken up by `resume` in the next call. Runs go to
 FOLDER/runs and are packed as FOLDER/runs.tar.gz after each step, so that a machine taken away loses one step at most;
 what each step printed is in FOLDER/STEP.log.
 """
 
 import argparse
+import math
 import os
 import shlex
 import signal
@@ -62,6 +67,7 @@ CONFIG = "tests/gpu/config"
 SCRATCH = Path(tempfile.gettempdir()) / f"epcross-peers-{os.getuid()}"
 """The same for each call on a machine: libraries look for what they compiled by where they lie."""
 EXPERT_WORDS = "--limit-s 200"
+COMPILE_BY_SHAPE = "deepep_v2,deepep_v2_max,nccl_ep,nccl_ep_ht"
 LAST_WORDS_S = 20.0
 PEERS = (
     *(
@@ -86,7 +92,10 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         return [*epcross, "run", f"sweep={name}", *words, runs]
 
     variants = [*python, "tests/benchmark/gpu_variants.py"]
-    expert_words, layer_words = (shlex.split(os.environ.get(f"{name}_WORDS", "")) for name in ("EXPERT_SWEEP", "LAYER"))
+    expert_words, layer_words, baseline_words = (
+        shlex.split(os.environ.get(f"{name}_WORDS", "")) for name in ("EXPERT_SWEEP", "LAYER", "BASELINES")
+    )
+    warm = [*python, "tests/gpu/warm.py", "--runs", "14"]
 
     def smoke(device: str) -> list[list[str]]:
         names = ("onesided_fence", "onesided_sentinel")
@@ -135,6 +144,8 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "peers_nvlink": [sweep("baselines_nvlink", "regime=steady", "timing.wall_limit_s=120")],
         "peers_entry": [sweep("baselines_nvlink", "regime=entry", "timing.wall_limit_s=120")],
         "peers_mps": [sweep("baselines_mps")],
+        "baselines_warm": [[*warm, "--backends", COMPILE_BY_SHAPE, "sweep=baselines_nvlink", *baseline_words]],
+        "baselines": [sweep("baselines_nvlink", *baseline_words)],
         "experts": [
             [*python, "tests/benchmark/gpu_fp8_bits.py", "--json", str(out / "fp8_bits.json")],
             [*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"],
@@ -146,7 +157,7 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
                 *shlex.split(os.environ.get("EXPERT_WORDS", EXPERT_WORDS)),
             ],
         ],
-        "experts_warm": [[*python, "tests/gpu/warm.py", "--runs", "14", "sweep=experts_h200", *expert_words]],
+        "experts_warm": [[*warm, "sweep=experts_h200", *expert_words]],
         "experts_sweep": [sweep("experts_h200", *expert_words)],
         "layer_one": [
             sweep("layer_one_gpu"),
@@ -193,6 +204,11 @@ def run(step: str, command: list[str], log: Path, limit_s: float) -> int:
     return code
 
 
+def _left_s(limit_s: float, until: float) -> float:
+    """What a command may take, so that it has ended with its last words by `until`; 0 if that is nothing."""
+    return max(0.0, min(limit_s, until - time.monotonic() - LAST_WORDS_S))
+
+
 def _ended(process: "subprocess.Popen[bytes]", limit_s: float) -> int:
     """How it ended; asked to end when its time is over, as a run then keeps what it has, and killed if it does not."""
     try:
@@ -218,10 +234,12 @@ def main() -> int:
     parser.add_argument("--steps", default="facts,tests,smoke,check")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu-check")
     parser.add_argument("--limit-s", type=float, default=540.0, help="of each command")
+    parser.add_argument("--all-s", type=float, default=math.inf, help="of all of them together")
     parser.add_argument("--ep", type=int, default=8, help="ranks of the steps ep and ep_soak, a GPU for each")
     parser.add_argument("--peers", type=Path, help="a folder with vendors' libraries")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where they are unpacked, and compile to")
     given = parser.parse_args()
+    until = time.monotonic() + given.all_s
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if given.peers:
@@ -232,7 +250,12 @@ def main() -> int:
         parser.error(f"unknown step {unknown[0]}; choose from {', '.join(known)}")
     codes = {}
     for step in steps:
-        codes[step] = max((run(step, c, out / f"{step}.log", given.limit_s) for c in known[step]), default=0)
+        log = out / f"{step}.log"
+        # a step that the time does not reach is one that had to be stopped
+        codes[step] = max(
+            (run(step, c, log, limit_s) if (limit_s := _left_s(given.limit_s, until)) else 124 for c in known[step]),
+            default=0,
+        )
         pack(out)
     sys.stdout.write("".join(f"{step:12} {'ok' if code == 0 else f'exit {code}'}\n" for step, code in codes.items()))
     return 1 if any(codes.values()) else 0

@@ -26,6 +26,14 @@ from pathlib import Path
 SHARED_HOST = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """NVLink multicast may be somebody else's on such a machine."""
 
+_WHEELS = (
+    ("tokenspeed_deepep-1.2.1*", "deepep_v1"),
+    ("tokenspeed_deepgemm-*", "gemm"),
+    ("sgl_deep_gemm-*", "mega"),
+    ("apache_tvm_ffi-*", "mega"),
+)
+"""Names of wheels, and where each is unpacked to."""
+
 
 def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
     """Unpack what is in `folder` to `scratch`, make commands in `envs`; returns what the harness itself needs set."""
@@ -63,25 +71,23 @@ def prepare(folder: Path, scratch: Path, envs: Path) -> dict[str, str]:
 
 
 def _unpack(folder: Path, scratch: Path) -> None:
-    """Once: what is there already stays, with all that was compiled from it."""
+    """Each archive once: what is there already stays, with all that was compiled from it, though the folder no longer
+    holds its archive, as where they are too large to travel together."""
     scratch.mkdir(parents=True, exist_ok=True)
     marker = scratch / "unpacked"
-    given = "".join(f"{path.resolve()} {path.stat().st_size}\n" for path in sorted(folder.iterdir()))
-    if marker.exists() and marker.read_text() == given:
-        return
-    for archive in sorted(folder.glob("*.tar.xz")):
-        with tarfile.open(archive) as opened:
-            opened.extractall(scratch, filter="fully_trusted")
-    for pattern, place in (
-        ("tokenspeed_deepep-1.2.1*", "deepep_v1"),
-        ("tokenspeed_deepgemm-*", "gemm"),
-        ("sgl_deep_gemm-*", "mega"),
-        ("apache_tvm_ffi-*", "mega"),
-    ):
-        for wheel in sorted(folder.glob(f"{pattern}.whl")):
-            with zipfile.ZipFile(wheel) as opened:
+    done = set(marker.read_text().splitlines()) if marker.exists() else set()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        given = f"{path.name} {path.stat().st_size}"
+        if given in done:
+            continue
+        if path.name.endswith(".tar.xz"):
+            with tarfile.open(path) as opened:
+                opened.extractall(scratch, filter="fully_trusted")
+        elif place := next((place for pattern, place in _WHEELS if path.match(f"{pattern}.whl")), None):
+            with zipfile.ZipFile(path) as opened:
                 opened.extractall(scratch / place)
-    marker.write_text(given)
+        with marker.open("a") as file:
+            file.write(f"{given}\n")
 
 
 def _command(env: Path, variables: Mapping[str, str], imports: list[Path]) -> None:

@@ -1,11 +1,11 @@
 """Compile by running: each point of a sweep once, many runs at a time, so that the sweep itself waits for no compiler.
 
-    python tests/gpu/warm.py [--runs N] [--limit-s SECONDS] sweep=NAME [words as for `epcross run`]
+    python tests/gpu/warm.py [--runs N] [--limit-s SECONDS] [--backends NAME,...] sweep=NAME [words of `epcross run`]
 
 Libraries compile a kernel for each shape when they first meet it, in the process that is to be timed and one after
 another: for whole layers that is longer than all timing. Here N runs of few points each share the GPUs. No number of
 theirs is kept, and each has locks of its own, as it is beside others on purpose. What fails is told, and is no error:
-the sweep will say so itself.
+the sweep will say so itself. --backends names those that compile by shape: what others have is built before any sweep.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +35,12 @@ _SAME_KERNELS = ("staging",)
 """Options of backends that change no kernel."""
 
 
-def parts(plan: Plan, most: int = MOST) -> list[Plan]:
-    """`plan` in parts of one backend each; those of fused layers, which take longest to compile, come first."""
+def parts(plan: Plan, most: int = MOST, only: Collection[str] = ()) -> list[Plan]:
+    """`plan` in parts of one backend each, of those in `only` if it names any; those of fused layers, which take
+    longest to compile, come first."""
     found = []
     for job in plan.jobs:
-        for backend in job.backends:
+        for backend in (name for name in job.backends if not only or name in only):
             points = _distinct([point for point in job.points if point.backend == backend])
             for number in range(count := -(-len(points) // most)):
                 mine = tuple(points[number::count])
@@ -94,11 +95,11 @@ def start(number: int, part: Plan, scratch: Path, until: float) -> str:
     return f"{told}: {time.monotonic() - begin:.0f} s, exit {ran.returncode}\n{words}"
 
 
-def warmed(plan: Plan, runs: int, limit_s: float) -> Iterator[str]:
+def warmed(plan: Plan, runs: int, limit_s: float, only: Collection[str] = ()) -> Iterator[str]:
     """What is to be said of each part, as they end."""
     until = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="epcross-warm-") as scratch, ThreadPoolExecutor(runs) as pool:
-        waiting = [pool.submit(start, n, part, Path(scratch), until) for n, part in enumerate(parts(plan))]
+        waiting = [pool.submit(start, n, part, Path(scratch), until) for n, part in enumerate(parts(plan, only=only))]
         for each in waiting:
             yield each.result()
 
@@ -108,13 +109,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="at a time")
     parser.add_argument("--limit-s", type=float, default=300.0)
+    parser.add_argument("--backends", default="", help="those to warm; else all of the sweep")
     parser.add_argument("--part", type=Path, help="for itself")
     parser.add_argument("words", nargs="*")
     given = parser.parse_args()
     if given.part:
         return run_part(given.part)
     begin = time.monotonic()
-    for told in warmed(build([*given.words, "timing=warm"]), given.runs, given.limit_s):
+    plan, only = build([*given.words, "timing=warm"]), tuple(filter(None, given.backends.split(",")))
+    known = {point.backend for point in plan.points}
+    if unknown := [name for name in only if name not in known]:
+        parser.error(f"--backends: {unknown[0]} is none of the sweep's, {', '.join(sorted(known))}")
+    told_of = {item.point.backend: item.reason for item in plan.impossible}
+    gone = [name for name in only if not any(name in job.backends for job in plan.jobs)]
+    sys.stdout.write("".join(f"{name}: {told_of.get(name, 'no point can run')}\n" for name in gone))
+    for told in warmed(plan, given.runs, given.limit_s, only):
         sys.stdout.write(told)
         sys.stdout.flush()
     sys.stdout.write(f"warm after {time.monotonic() - begin:.0f} s\n")

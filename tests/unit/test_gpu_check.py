@@ -1,6 +1,7 @@
 """The one command for a GPU machine names sweeps that exist, and goes on with the runs that it should."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,29 @@ def test_layers_are_warmed_in_the_words_of_their_sweep(check, tmp_path, monkeypa
     for step in ("layer_warm", "layer"):
         (command,) = steps[step]
         assert {"sweep=layer_h200x2", "model.num_experts=64", "timing.launches=1"} <= set(command)
+
+
+def test_exchanges_are_warmed_in_the_words_of_their_sweep_and_only_those_that_compile(check, tmp_path, monkeypatch):
+    monkeypatch.setenv("BASELINES_WORDS", "timing.wall_limit_s=120")
+    steps = check.commands(tmp_path)
+    for step in ("baselines_warm", "baselines"):
+        (command,) = steps[step]
+        assert {"sweep=baselines_nvlink", "timing.wall_limit_s=120"} <= set(command)
+    (command,) = steps["baselines_warm"]
+    named = command[command.index("--backends") + 1].split(",")
+    assert {"deepep_v2", "deepep_v2_max", "nccl_ep_ht"} <= set(named)
+    assert [name for name in named if not (ROOT / "conf" / "backend" / f"{name}.yaml").is_file()] == []
+
+
+def test_all_steps_end_in_the_time_of_a_call(check, tmp_path, monkeypatch):
+    """What runs is asked to end in time to keep what it has; what the time does not reach says that it did not run."""
+    monkeypatch.setattr(check, "LAST_WORDS_S", 0.5)
+    python = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(check, "commands", lambda out, ep: {"first": [python], "second": [python]})
+    words = ["check.py", "--steps", "first,second", "--out", str(tmp_path), "--all-s", "2"]
+    monkeypatch.setattr(sys, "argv", words)
+    begin = time.monotonic()
+    assert check.main() == 1
+    assert time.monotonic() - begin < 10
+    assert (tmp_path / "first.log").exists()
+    assert not (tmp_path / "second.log").exists()

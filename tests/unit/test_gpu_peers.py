@@ -104,5 +104,22 @@ def test_what_is_unpacked_stays_with_all_that_was_compiled_from_it(folder: Path,
     assert (compiled.read_text(), library.read_text()) == ("compiled", "as it was left")
     pack(folder / "flashinfer-0.7.5-sm90.tar.xz", "fi/another.py")
     peers.prepare(folder, scratch, envs)
-    assert "FOUND" in library.read_text()
+    assert library.read_text() == "as it was left"
     assert (scratch / "fi" / "another.py").exists()
+
+
+def test_archives_that_come_one_after_another_are_found_together(folder: Path, tmp_path: Path) -> None:
+    """They may be too large to travel at once; and none of them is unpacked again, which takes half a minute."""
+    scratch, envs, later = tmp_path / "scratch", tmp_path / "envs", tmp_path / "later"
+    later.mkdir()
+    flashinfer = folder / "flashinfer-0.7.4-sm90.tar.xz"
+    flashinfer.rename(later / flashinfer.name)
+    peers.prepare(folder, scratch, envs)
+    library = scratch / "deepep" / "v2_wheel" / "both.py"
+    library.write_text("as it was left")
+    own = peers.prepare(later, scratch, envs)
+    assert own["PYTHONPATH"].split(os.pathsep)[0] == str(scratch / "fi")
+    assert str(scratch / "deepep" / "v2_wheel") in (envs / "deepep_v2" / "bin" / "python").read_text()
+    for given in (folder, later, tmp_path / "gone"):
+        assert peers.prepare(given, scratch, envs).keys() == own.keys()
+    assert library.read_text() == "as it was left"

@@ -46,6 +46,20 @@ def test_every_kernel_of_a_sweep_is_in_one_part_and_fused_ones_come_first() -> N
     assert Plan.from_json(json.loads(json.dumps(parts[0].to_json()))) == parts[0]
 
 
+def test_exchanges_that_compile_by_shape_are_warmed_at_the_points_of_their_sweep() -> None:
+    plan = planned("sweep=baselines_nvlink")
+    parts = warm.parts(plan, only=("deepep_v2", "deepep_v2_max", "nccl_ep_ht"))
+    found = [point for part in parts for point in part.points]
+    assert {point.backend for point in found} == {"deepep_v2", "deepep_v2_max", "nccl_ep_ht"}
+    shapes = {(point.backend, point.tokens, point.dispatch_format) for point in found}
+    assert shapes == {
+        (point.backend, point.tokens, point.dispatch_format)
+        for point in plan.points
+        if point.backend in {p.backend for p in found}
+    }
+    assert len(found) == len(shapes)  # a regime has no kernels of its own
+
+
 def test_parts_run_beside_each_other_with_locks_of_their_own(tmp_path: Path) -> None:
     plan = plan_of("sweep=smoke", "backend=plain,small", "ep_size=2", "tokens_per_rank=1", "timing=warm")
     told = list(warm.warmed(plan, 2, 60.0))

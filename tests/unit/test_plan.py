@@ -1,6 +1,7 @@
 """The plan: which points a sweep means, which cannot run, which jobs run the rest, and that all of it is stable."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import FIXTURES, plan_of, problems_of, sweep_file, the_problem
 
-from epcross.harness.backends import vendor
+from epcross.harness.backends import loader, vendor
 from epcross.harness.planning import assemble, impossible
 from epcross.harness.planning.build import build
 from epcross.harness.planning.grid import block_problems, excluded, expand, override_axis
 from epcross.harness.planning.library import Library
 from epcross.harness.planning.plan import Plan
-from epcross.harness.planning.schema import Block
+from epcross.harness.planning.schema import BackendConfig, Block
 from epcross.harness.terms import Domain, PlacementKind, Regime, RoutingKind, RowFormat, Sharing, Status
 
 LAYERS = ("experts_h200", "layer_h200x2", "layer_one_gpu", "layer_smoke")
@@ -230,6 +231,24 @@ def test_what_the_planning_process_has_loaded_rules_nothing_out(monkeypatch: pyt
     assert plan_of(*words) == before
     assert before.impossible == ()
     assert {point.sharing for point in before.points} == {Sharing.PROCESSES}
+
+
+def test_interpreters_are_asked_at_the_same_time_and_each_once(monkeypatch: pytest.MonkeyPatch):
+    """Nine of the exchanges between GPUs have one or an environment of their own, and each imports torch."""
+    together, asked = threading.Barrier(2, timeout=20), []
+
+    def unavailable(config: BackendConfig, compute: str) -> str:
+        asked.append(config.name)
+        if loader.asks_another(config):
+            together.wait()
+        return f"{config.name} is not here"
+
+    monkeypatch.setattr(loader, "unavailable", unavailable)
+    words = ["sweep=baselines_smoke", "backend=onesided_fence,nccl_ep_ht,nccl_a2a", "tokens_per_rank=1,8"]
+    plan = build([*words, "dispatch_format=bf16", "regime=steady"])
+    assert sorted(asked) == ["nccl_a2a", "nccl_ep_ht", "onesided_fence"]
+    assert [item.point for item in plan.impossible] == list(plan.points)
+    assert all(item.reason == f"{item.point.backend} is not here" for item in plan.impossible)
 
 
 def test_the_devices_that_are_named_are_those_there_are():
