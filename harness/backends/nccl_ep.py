@@ -43,7 +43,6 @@ class NcclEP(GpuBackend):
     default_sms: ClassVar[int] = 0  # the library's choice, where it tells one
     ordered: ClassVar[bool] = True  # whether a row's ids keep the token's own order
 
-    _communicator: Any = None
     _library_group: Any = None
     _handle: Any = None
 
@@ -118,14 +117,29 @@ class NcclEP(GpuBackend):
         self._tokens, self._device = point.tokens[shard.rank], vendor.device()
         self._most = self.room(point)
         self._inputs: list[DeviceInputs] = device_inputs(point, shard, self._device, torch.int64)
-        self._communicator = get_nccl_comm_from_group(vendor.torch_group(group, "gloo"))
         self._make_tensors(point)
+
+        def connected() -> Any:
+            """What a communicator allocates when it is first used is no point's own: it is used here."""
+            communicator = get_nccl_comm_from_group(vendor.torch_group(group, "gloo"))
+            self._make_handle(communicator)
+            self._let_go()
+            return communicator
+
+        # one for all points: its end alone waits for a thread of NCCL that looks up each half second
+        communicator = vendor.kept(group, "nccl.ep", connected)
         free_bytes = self._free_bytes()
-        self._library_group = ep.Group.create(self._communicator, self._config(point))
-        self._handle = self._library_group.create_handle(
-            getattr(ep.Layout, self.layout), self._given[0]["ids"], layout_info=self._routing_info(), stream=stream()
-        )
+        self._make_handle(communicator)
         self._staging_bytes = max(0, free_bytes - self._free_bytes())
+
+    def _make_handle(self, communicator: Any) -> None:
+        self._library_group = self._ep.Group.create(communicator, self._config(self._point))
+        self._handle = self._library_group.create_handle(
+            getattr(self._ep.Layout, self.layout),
+            self._given[0]["ids"],
+            layout_info=self._routing_info(),
+            stream=stream(),
+        )
 
     def _free_bytes(self) -> int:
         """This rank's share of what is free on its GPU, while none of them allocates. Collective."""
@@ -284,9 +298,12 @@ class NcclEP(GpuBackend):
         )
 
     def close(self) -> None:
-        """See `Backend`. The communicator was made for this point, and nobody else lets it go."""
-        held = self._handle, self._library_group, self._communicator
-        self._handle = self._library_group = self._communicator = None
+        """See `Backend`. The communicator outlives a point."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        held = self._handle, self._library_group
+        self._handle = self._library_group = None
         if any(each is not None for each in held):
             vendor.synchronize()
             self._group.barrier()

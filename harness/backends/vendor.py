@@ -56,6 +56,14 @@ def torch_group(group: Group, backend: str = "nccl") -> Any:
     return made[backend]
 
 
+def kept(group: Group, name: str, make: Callable[[], Any]) -> Any:
+    """What `make` made under this name for all points of a process group. It ends with the process."""
+    made = _groups.setdefault(group, {})
+    if name not in made:
+        made[name] = make()
+    return made[name]
+
+
 def _connect(torch_group: Any) -> None:
     """Have torch make its NCCL communicator now. It does so at the first collective, and until then hands out a null
     pointer, which a library that goes on with the communicator follows."""

@@ -93,10 +93,22 @@ def test_fp8_rows_travel_with_their_scales(backend, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", [NcclEPLowLatency, NcclEPHighThroughput], ids=lambda backend: backend.name)
-def test_a_communicator_lives_as_long_as_its_point(backend, monkeypatch):
+def test_points_share_a_communicator_that_is_used_before_bytes_are_counted(backend, monkeypatch):
     made = install_nccl_ep(monkeypatch)
-    assert visited(backend, "plain") == []
-    assert made == [["handle", "group", "communicator"]] * 2
+    before_counting = []
+
+    class Counting(backend):
+        def _free_bytes(self):
+            before_counting.append(sum(map(len, made)))
+            return super()._free_bytes()
+
+    case = next(case for case in cases(2, backend.name, backend.contract_shape) if case.name == "plain")
+    case = replace(case, point=replace(case.point, domain=Domain.NVLINK))
+
+    assert problems(lambda: Counting(backend.option_defaults()), case, 2, visits=2) == []
+    once = ["handle", "group"]
+    assert made == [3 * once] * 2  # one that connects, and one of each point
+    assert min(before_counting) >= len(once)
 
 
 @pytest.mark.parametrize(("size", "tokens", "room"), [(2, 1, 2), (2, 2, 2), (2, 7, 8), (3, 1, 4), (3, 6, 8), (4, 1, 1)])

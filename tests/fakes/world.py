@@ -62,13 +62,17 @@ class FakeGroup(ThreadGroup):
         return self._torch
 
 
-def problems(make: Callable[[], Any], case: Case, size: int, visit_type: Any = GpuVisit) -> list[str]:
-    """What one visit finds, on all ranks together."""
+def problems(
+    make: Callable[[], Any], case: Case, size: int, visit_type: Any = GpuVisit, *, visits: int = 1
+) -> list[str]:
+    """What visits find, on all ranks together; several are of one process group."""
     shared, meeting = Shared(size), Meeting(size)
     found: list[list[str]] = [["no answer"] for _ in range(size)]
 
     def visit(rank: int) -> None:
-        found[rank] = run_case(make, case, FakeGroup(rank, shared, meeting), LIMIT_S, visit_type=visit_type)
+        group = FakeGroup(rank, shared, meeting)
+        each = [run_case(make, case, group, LIMIT_S, visit_type=visit_type) for _ in range(visits)]
+        found[rank] = [text for texts in each for text in texts]
 
     threads = [threading.Thread(target=visit, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
