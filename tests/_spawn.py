@@ -3,6 +3,7 @@
 `backend` and `measure` are loaded by workers, so this module must import quickly and need nothing but numpy.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -171,6 +172,21 @@ class FailsAtStart(Fake):
             except FileExistsError:
                 return None
             fail(str(self.options["fault"]), None)
+        return None
+
+
+class LeavesSlowly(Fake):
+    """Its process takes a second to end, and leaves a file: when it was started, first did anything, and was gone."""
+
+    def unavailable(self) -> str | None:
+        process, begun = psutil.Process(), time.time()
+
+        def go() -> None:
+            time.sleep(1.0)
+            name = f"{os.environ['EPCROSS_TEST_RUN']}/gone-{os.getpid()}"
+            Path(name).write_text(json.dumps([process.create_time(), begun, time.time()]))
+
+        atexit.register(go)
         return None
 
 

@@ -109,12 +109,20 @@ class Child:
             return " | ".join(lines[begin : crash + QUOTED_LINES])
         return ""
 
-    def leave(self, limit_s: float) -> None:
-        """Let it end by itself, then make sure."""
+    def hang_up(self) -> None:
+        """Let it end by itself, from now on."""
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_WR)
+
+    def leave(self, limit_s: float) -> None:
+        """Let it end by itself, then make sure."""
+        self.hang_up()
+        self.make_sure(limit_s)
+
+    def make_sure(self, limit_s: float) -> None:
+        """End it, if it has not ended within `limit_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(limit_s)
+            self._process.wait(max(0.0, limit_s))
         self.kill()
 
     def kill(self) -> None:

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,28 @@ SILENCE_S = 1.0  # for a worker to say that it, too, waits in vain
 LEAVE_S = 3.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A worker that has nothing more to do, and was told so."""
+
+    child: Child
+    shared_name: str
+    until_s: float  # of the monotonic clock
+
+
 class RankWorker:
-    """The worker of one rank in one job; started by the first unit that finds none."""
+    """The worker of one rank in one job; started by the first unit that finds none.
+
+    The one before it may still be leaving: to give up a GPU takes a second, and to import torch another two. The new
+    one comes near no GPU, and gets no unit, until that has ended.
+    """
 
     def __init__(self, job: Job, rank: int, place: RankPlace, watch: Watch) -> None:
         self.job, self.rank, self.place, self.watch = job, rank, place, watch
         self.result: Any = None  # what it answered in the last unit
         self.stages = StageClock()  # of the last unit
         self._child: Child | None = None
+        self._leaving: _Leaving | None = None
         self._scope = ""
         self._shared_name = ""
         self._generation = 0
@@ -146,11 +160,25 @@ class RankWorker:
             remove_segments(self._shared_name)
 
     def leave(self) -> None:
-        """Let the worker end in good order."""
+        """Let the worker end in good order; see `see_off`."""
         if self._child is not None:
+            self.see_off()
             self.watch.detach()
-            self._child.leave(LEAVE_S)
-            self.discard()
+            self._child.hang_up()
+            self._leaving = _Leaving(self._child, self._shared_name, time.monotonic() + LEAVE_S)
+            self._child = None
+
+    def see_off(self) -> None:
+        """Wait until the worker that leaves has ended, or end it when its time is over."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.child.make_sure(leaving.until_s - time.monotonic())
+            remove_segments(leaving.shared_name)
+
+    def close(self) -> None:
+        """No worker lives afterwards."""
+        self.discard()
+        self.see_off()
 
     def _start(self, turn: Turn) -> None:
         self._generation += 1
@@ -166,6 +194,7 @@ class RankWorker:
         wrapper = [] if floor else self._wrapper(log)
         hello = {
             "address": asdict(self.watch.address),
+            "another_leaves": self._leaving is not None,
             "backend": None if config is None else config.to_json(),
             "context": asdict(self.job.context),
             "core": self.place.core,
@@ -189,6 +218,9 @@ class RankWorker:
             wrapper=wrapper,
         )
         self.watch.attach(self._child, self._scope)
+        if self._leaving is not None:
+            self.see_off()
+            self._child.send({"alone": True})
 
     def _wrapper(self, log: Path) -> list[str]:
         """The words that this rank's worker is started under."""

@@ -80,12 +80,13 @@ class Supervisor:
         try:
             for turn in self.job.turns:
                 self._run_turn(turn)
+            self.worker.see_off()  # it may still need the store
             self._meet(b"")  # nobody leaves before all are done
         except EpcrossError as error:  # rows cannot be stored: measuring on would be for nothing
             # told before this rank leaves the store below: peers would take its leaving for the reason
             raise self.watch.stop_all("error", str(error)) from error
         finally:
-            self.worker.discard()
+            self.worker.close()
             self.cores.close()
             self.watch.close()
 

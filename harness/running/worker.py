@@ -2,7 +2,8 @@
 
 Started as `python -m epcross.harness.running.worker FD`, where FD is a socket of JSON lines:
 
-    supervisor -> worker   {hello: who you are}, then {unit: ...} | {floor: true} | {case: ...}, ...; end of file: leave
+    supervisor -> worker   {hello: who you are}, {alone: true} if that said `another_leaves`,
+                           then {unit: ...} | {floor: true} | {case: ...}, ...; end of file: leave
     worker -> supervisor   {ready: flags}; per request any number of {stage: ...}, then {done: result}
                            or {failed: ending, reason: ...} after which it waits to be killed
 
@@ -10,6 +11,7 @@ Until the hello is read only the standard library is imported, so that the proce
 counts the cores.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -74,6 +76,9 @@ def _serve(
     from epcross.harness.terms import Flag, Stage
     from epcross.kernels.errors import DoesNotFit, NoCrossover
 
+    if hello.get("another_leaves"):
+        _import_ahead(hello["gpu"])
+        next(iter(lines), None)  # that it has gone
     if (reason := _use_gpu(hello["gpu"])) is not None:
         return send(failed="unavailable", reason=reason)
     make_backend = None
@@ -139,6 +144,13 @@ def _backend_factory(config: dict[str, Any]) -> tuple[Callable[[Any], Any], str 
     except loader.CannotImport as error:
         reason = str(error)
     return (lambda point: loader.for_point(parsed, point)), reason
+
+
+def _import_ahead(gpu: int | None) -> None:
+    """What takes longest and comes near no GPU."""
+    if gpu is not None:
+        with contextlib.suppress(Exception):  # whoever needs it says what is wrong with it
+            importlib.import_module("torch")
 
 
 def _use_gpu(index: int | None) -> str | None:

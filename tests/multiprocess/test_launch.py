@@ -8,12 +8,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
-from _spawn import TIMING, finish, job, left_overs, new_run, point, processes, until
+from _spawn import TIMING, config, finish, job, left_overs, new_run, point, processes, until
 from epcross.harness.point import Point
 from epcross.harness.running.launch import End, run_job
 from epcross.harness.running.progress import ProgressReader
@@ -113,6 +114,21 @@ def test_nothing_outlives_a_killed_launcher(run: RunDirectory, stopped: bool) ->
         launcher.kill()
     until(lambda: left_overs(run) == [], 5)
     assert done_units(run) == {(POINTS[0].point_id, 0)}
+
+
+def test_a_worker_starts_while_the_one_before_it_leaves_and_does_nothing_before_that_is_gone(run: RunDirectory) -> None:
+    """A worker that ends gives up its GPU for a second: one that starts may import meanwhile, and come near none."""
+    points = [point(1, name, ep_size=1) for name in ("first", "second", "third")]
+    backends = {p.backend: config(p.backend, "_spawn:LeavesSlowly") for p in points}
+    end, _ = finish(job(run, points, timing=ONCE, backends=backends))
+    assert end.end is End.DONE
+    assert {record.status for unit in read_units(run)[0] for record in unit.records} == {"ok"}
+    lives = sorted(json.loads(path.read_text()) for path in run.path.glob("gone-*"))
+    assert len(lives) == 3  # the last one, too, left in good order
+    for (_, _, gone), (started, begun, _) in pairwise(lives):
+        assert started < gone - 0.5
+        assert begun >= gone
+    assert left_overs(run) == []
 
 
 def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
