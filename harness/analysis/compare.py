@@ -86,7 +86,8 @@ def compare(
     Columns (`COLUMNS`): what the point is; `headline`, whether its phase decides; `verdict`, a `Verdict`; `reason` why
     it could not be compared or nothing is called; `note`, what else differs; `a_us` and `b_us`, medians; `ratio`, B
     over A, with its 95 % interval `low` to `high` (widened for few launches; the range below `MIN_TRIALS` trials); what
-    it rests on. `attrs["note"]` says which rows were left out. Domains never meet: such points are not comparable.
+    it rests on. `attrs["note"]` says which rows were left out, `attrs["flags"]` for
+        which flags. Domains never meet: such points are not comparable.
 
     Raises:
         InputError: the margin is no share, or a flag is unknown.
@@ -95,9 +96,10 @@ def compare(
         raise InputError(f"margin {margin} must be a share from 0 on, such as 0.03")
     settings = _Settings(margin=margin, resamples=resamples, rng_seed=rng_seed)
     lines: list[dict[str, Any]] = []
-    usable, notes, everything = [], [], []
+    usable, notes, everything, flags = [], [], [], set()
     for name, frame in (("A", frame_a), ("B", frame_b)):
-        rows, note, _ = headline(frame, keep)
+        rows, note, left_out = headline(frame, keep)
+        flags |= left_out.keys() & set(Flag)
         usable.append(_points(rows))
         everything.append(_points(frame))
         notes += [f"{name}: {note}"] * bool(note)
@@ -118,6 +120,7 @@ def compare(
     result = result.drop(columns="order").assign(margin=margin).astype(whole | floats)
     result["within_launch"] = result["within_launch"].astype("boolean")
     result.attrs["note"] = "; ".join(notes)
+    result.attrs["flags"] = [str(flag) for flag in Flag if flag in flags]
     return result
 
 

@@ -71,6 +71,9 @@ def _caption(compared: pd.DataFrame) -> list[str]:
         lines.append("dispatch and combine alone are diagnostics: shown, not judged, since waiting moves between them")
     if note := compared.attrs.get("note"):
         lines.append(note)
+    if exit_code(compared) == 3 and (flags := compared.attrs.get("flags")):
+        keep = " ".join(f"--keep {flag}" for flag in flags)
+        lines.append(f"flagged rows are used too, with what their flags say against them, by {keep}")
     return [*lines, *_sums(compared)]
 
 

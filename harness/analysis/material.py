@@ -99,7 +99,7 @@ def open_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
 def _open_all(path: Path) -> list[Run]:
     """The run at `path`, or every run of the merged folder there."""
     merged = sorted(document.parent for document in path.glob("runs/*/run.json"))
-    if (path / "run.json").is_file() or not merged:
+    if (path / "run.json").exists() or not merged:
         return [_open(path, tables=path)]
     return [_open(folder, tables=path) for folder in merged]
 
@@ -108,7 +108,7 @@ def _open(path: Path, *, tables: Path) -> Run:
     """The run whose documents are at `path`; its rows are its units, or else in the tables of that folder."""
     directory = open_run(path)
     plan = Plan.from_json(directory.plan)
-    if (tables / ROWS_FILE).is_file() and not directory.units.is_dir():  # a deposited run has tables and no units
+    if (tables / ROWS_FILE).exists() and not directory.units.is_dir():  # a deposited run has tables and no units
         import pyarrow.compute as pc
 
         own = pc.field("run_id") == directory.run_id

@@ -15,6 +15,7 @@ from rich.text import Text
 from epcross.harness.analysis.captions import provenance
 from epcross.harness.analysis.cells import PHASE_WORDS, experts_words
 from epcross.harness.measuring.stats import median
+from epcross.harness.planning.tokens import nominal_words
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import join_words
 from epcross.harness.terms import HEADLINES, Flag, Phase, Sharing, Status
@@ -189,7 +190,7 @@ def _title(row: Record) -> str:
 def _line_label(line: tuple[int, ...], lines: Sequence[tuple[int, ...]], ep_size: int) -> str:
     """The nominal tokens; what ranks really have where it differs, the capacity where lines differ by it alone."""
     nominal, least, total, capacity = line
-    label = str(nominal)
+    label = nominal_words(nominal, least, total, ep_size)
     if least != nominal or total != nominal * ep_size:
         label += f" (min {least}, all {total})"
     if sum(other[:3] == line[:3] for other in lines) > 1:

@@ -81,4 +81,4 @@ def runs_in(paths: Sequence[Path], *, optional: bool = False) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "run.json").is_file() or (path / "rows.parquet").is_file()
+    return (path / "run.json").exists() or (path / "rows.parquet").exists()

@@ -1,7 +1,9 @@
 """A run with a person before it: its path and progress on standard error, signals that end it in good order, and the
 exit code that says how it went."""
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,31 @@ def exit_code(end: "JobEnd", *, fine: bool, measured: bool) -> int:
     if not fine:
         return 1
     return 0 if measured else NOTHING_MEASURED
+
+
+@contextlib.contextmanager
+def interrupting() -> Iterator[None]:
+    """Let signals that end a process interrupt it as Ctrl-C does, so that it says what it leaves behind.
+
+    Raises:
+        KeyboardInterrupt: at a signal; at the end, if Python dropped it, as it does in a finaliser.
+    """
+    heard = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal heard
+        heard = True
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if heard:
+        raise KeyboardInterrupt
 
 
 class StopSignal:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from epcross.harness.commands import WIDTH, Number, config_dir_option
+from epcross.harness.errors import EpcrossError
 
 if TYPE_CHECKING:
     from epcross.harness.running.check_ranks import CaseEnd, CheckRanks
@@ -26,6 +28,8 @@ LIMIT_S = 20.0
 MOST_S = 86_400.0
 MOST_HANGS = 2
 MOST_PROBLEMS = 4
+NOTHING_SHOWN = 3
+"""Exit code of a check that told nothing of its backend, as of a run that measured nothing."""
 
 
 @click.command("check")
@@ -45,59 +49,107 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     Words: backend=NAME, ep_size=2, device=NAME, case=NAME and seed=N for one case alone, backend.options.NAME=VALUE;
     compute=NAME for the experts of a layer. On a GPU it is refused beside a run, whose numbers it would spoil.
     Where no device is named, the ranks are processes on the CPU if the backend runs there, else one GPU has all of
-    them. A failure
-    names case, seed, and the first wrong rank, token and column, and the line that runs it again. The exit code is 0
-    only if every case passes or is refused with a reason, and one passes.
+    them. A failure names case, seed, and the first wrong rank, token and column, and the line that runs it again.
 
+    \b
+    Exit code: 0 every case passes, or is refused with a reason, and one passes
+               1 a case does not, or the check was refused
+               2 wrong usage
+               3 nothing was shown: the backend cannot be used here, or refuses every case
+               130 interrupted
     \b
     Example: epcross check backend=shm_fence ep_size=4
     """
     from epcross.harness.backends import loader
-    from epcross.harness.errors import EpcrossError
+    from epcross.harness.commands.attended import interrupting
     from epcross.harness.running.check_ranks import CheckRanks
     from epcross.harness.running.check_request import read_request
-    from epcross.harness.running.mps import mps_environment
+    from epcross.harness.running.mps import MpsRefused, mps_environment
     from epcross.harness.running.prebuild import prebuild
+    from epcross.harness.running.room import room_for_check
     from epcross.harness.terms import Sharing
     from epcross.kernels.shm.segment import remove_stale
 
     request = read_request(words, config_dirs)
     if why := loader.unavailable(request.config, request.compute):
-        raise EpcrossError(f"{request.config.name} cannot be used here: {why}")
+        raise Unavailable(request.config.name, [why])
+    room_for_check(request)
     locks = _gpu_locks(request)  # first: who is refused leaves nothing behind
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
-    folder = Path(tempfile.mkdtemp(prefix="epcross-check-"))
-    fine = False
-    try:
+    with contextlib.closing(locks), interrupting(), _words_kept(console) as folder, contextlib.ExitStack() as around:
         remove_stale()
         config = request.config
-        console.print(f"{config.name}, EP {request.ep_size}: building what can be built ahead", soft_wrap=True)
+        _announce(console, request)
         if failures := prebuild({config.name: replace(config, options=dict(request.options))}, folder, folder):
             raise EpcrossError(f"{config.name} cannot be checked: {failures[config.name]}")
-        with contextlib.ExitStack() as around:
-            env = around.enter_context(mps_environment()) if request.device.sharing is Sharing.PROCESSES else {}
-            ranks = around.enter_context(
-                CheckRanks(
-                    config,
-                    request.options,
-                    request.ep_size,
-                    folder,
-                    limit_s,
-                    device=request.device,
-                    env=env,
-                    kind=request.kind,
-                    compute=request.compute,
-                    compute_options=request.compute_options,
-                )
+        env = {}
+        if request.device.sharing is Sharing.PROCESSES:
+            try:
+                env = around.enter_context(mps_environment())
+            except MpsRefused as error:
+                raise Unavailable(config.name, [str(error)]) from error
+        ranks = around.enter_context(
+            CheckRanks(
+                config,
+                request.options,
+                request.ep_size,
+                folder,
+                limit_s,
+                device=request.device,
+                env=env,
+                kind=request.kind,
+                compute=request.compute,
+                compute_options=request.compute_options,
             )
-            fine = _Report(console, request).run(ranks)
-        if not fine:
-            console.print(f"What the ranks wrote: {folder}", soft_wrap=True, markup=False)
-    finally:
-        locks.close()
-        if fine:
+        )
+        code = _Report(console, request).run(ranks)
+        if code == 0:
             shutil.rmtree(folder, ignore_errors=True)
-    return 0 if fine else 1
+    return code
+
+
+class Unavailable(EpcrossError):
+    """The backend cannot be used on this machine, so nothing is shown of it."""
+
+    exit_code = NOTHING_SHOWN
+
+    def __init__(self, name: str, reasons: Sequence[str]) -> None:
+        super().__init__(f"{name} cannot be used here: {'; '.join(reasons)}")
+
+
+@contextlib.contextmanager
+def _words_kept(console: Console) -> Iterator[Path]:
+    """A folder for what the ranks write. Unless it was removed, the person is told of it, however the check ended; it
+    goes if nothing was written."""
+    folder = Path(tempfile.mkdtemp(prefix="epcross-check-"))
+    try:
+        yield folder
+    finally:
+        if any(log.stat().st_size for log in folder.glob("*.log")):
+            console.print(f"What the ranks wrote: {folder}", soft_wrap=True, markup=False)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _announce(console: Console, request: "CheckRequest") -> None:
+    """What will run, before it does."""
+    from epcross.harness.planning.estimate import usable_cores
+    from epcross.harness.point import processes
+    from epcross.harness.terms import Domain
+
+    size, cores = processes(request.ep_size, request.device.sharing), usable_cores()
+    where = f"{size} process{'es' * (size > 1)}"
+    if request.device.domain is Domain.CPU:
+        where += f" on {cores} core{'s' * (cores > 1)}"
+        if size > cores:
+            where += f", which takes about {size / cores:.0f} times as long as with a core for each"
+    cases, seeds = len(request.cases), len(request.seeds)
+    console.print(
+        f"{request.config.name}, EP {request.ep_size}: {cases} case{'s' * (cases > 1)}, {seeds} seed{'s' * (seeds > 1)}"
+        f" each, in {where}; building what can be built ahead",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def _gpu_locks(request: "CheckRequest") -> "GpuLocks":
@@ -120,14 +172,16 @@ class _Report:
         self.console, self.request = console, request
         self.counts: Counter[str] = Counter()
 
-    def run(self, ranks: "CheckRanks") -> bool:
-        """Whether all is well."""
+    def run(self, ranks: "CheckRanks") -> int:
+        """The exit code. Raises `Unavailable` if the ranks find that the backend cannot be used here."""
         from epcross.harness.running.check_ranks import End
 
         begin = time.monotonic()
         left = len(self.request.cases)
         for case in self.request.cases:
             end = self._visit(ranks, case)
+            if end.end is End.UNAVAILABLE:
+                raise Unavailable(self.request.config.name, end.problems)
             self.counts[end.end] += 1
             left -= 1
             if end.end is End.NO_START or (self.counts[End.HUNG] == MOST_HANGS and left):
@@ -142,7 +196,9 @@ class _Report:
             f"(EP {self.request.ep_size}, seed {', '.join(map(str, self.request.seeds))})",
             soft_wrap=True,
         )
-        return passed > 0 and not bad and not left
+        if bad or left:
+            return 1
+        return 0 if passed else NOTHING_SHOWN
 
     def _visit(self, ranks: "CheckRanks", case: "Case") -> "CaseEnd":
         """The case with each seed, up to one with which it does not pass."""
@@ -153,6 +209,8 @@ class _Report:
             started = time.monotonic()
             with self.console.status(f"{case.name}, seed {seed}"):
                 end = ranks.visit(case.name, seed, lambda text, seed=seed: self._waits(case, seed, text))
+            if end.end is End.UNAVAILABLE:
+                return end
             if end.end is not End.PASSED or seed == last:
                 self._print(case, seed, end, time.monotonic() - started)
                 return end

@@ -119,10 +119,13 @@ def _points_table(points: tuple["Point", ...]) -> Table:
 
 
 def _tokens(point: "Point") -> str:
+    from epcross.harness.planning.tokens import nominal_words
+
     if set(point.tokens) == {point.tokens_per_rank}:
         return str(point.tokens_per_rank)
     listed = ",".join(map(str, point.tokens[:8])) + (",..." if len(point.tokens) > 8 else "")
-    return f"{point.tokens_per_rank} [{listed}]"
+    nominal = nominal_words(point.tokens_per_rank, min(point.tokens), sum(point.tokens), point.ep_size)
+    return f"{nominal} [{listed}]"
 
 
 def _varied(points: tuple["Point", ...]) -> dict["Point", str]:

@@ -77,7 +77,7 @@ class Assembler:
                 texts = error.problems if isinstance(error, ConfigError) else (str(error),)
                 self.problems.update(dict.fromkeys(texts))
                 continue
-            self.problems.update(dict.fromkeys(point_problems(point)))
+            self.problems.update(dict.fromkeys(point_problems(point, assignment)))
             points[point] = None
         if count == 0:
             self.problems["the sweep has no points: every assignment is excluded"] = None

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Soak
 from epcross.harness.point import Point, Timing
@@ -24,8 +26,9 @@ MAX_TOKENS = 2**24
 """Capacity of a rank; sizes and indices of rows stay far inside the integers that kernels use."""
 
 
-def point_problems(point: Point) -> list[str]:
-    """Every reason why `point` makes no sense, as sentences; empty if it does."""
+def point_problems(point: Point, given: Mapping[str, Any] | None = None) -> list[str]:
+    """Every reason why `point` makes no sense, as sentences; empty if it does. `given` are the factors that it was made
+    of, for sentences in the words of whoever wrote them."""
     if not 1 <= point.ep_size <= MAX_EP_SIZE:
         return [f"ep_size={point.ep_size} must lie between 1 and {MAX_EP_SIZE}"]
     model = point.model
@@ -47,7 +50,7 @@ def point_problems(point: Point) -> list[str]:
     ]
     if point.routing.masked_fraction == 1.0:
         problems.append("routing.masked_fraction=1.0 drops every selection; there would be nothing to time")
-    problems += _token_problems(point)
+    problems += _token_problems(point, given or {})
     return problems
 
 
@@ -122,14 +125,25 @@ def _format_problems(point: Point) -> list[str]:
     return problems
 
 
-def _token_problems(point: Point) -> list[str]:
+def _token_problems(point: Point, given: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
+    asked = given.get("tokens_per_rank", point.tokens)
+    tokens = f"tokens_per_rank={asked if isinstance(asked, int) else list(asked)}"
     if any(t < 0 for t in point.tokens):
-        problems.append(f"tokens of ranks {list(point.tokens)}: a rank cannot have fewer than 0 tokens")
+        problems.append(f"{tokens}: a rank cannot have fewer than 0 tokens")
     elif not any(point.tokens):
-        problems.append(f"no rank has any token (ep_size={point.ep_size}); there would be nothing to time")
+        problems.append(f"{tokens}: no rank has any token, so there would be nothing to time")
     if point.max_tokens_per_rank > MAX_TOKENS:
-        problems.append(f"max_tokens_per_rank={point.max_tokens_per_rank} must be at most {MAX_TOKENS}")
+        stretched = [
+            f"{name}={given[name]}" for name in ("token_skew", "capacity_factor") if given.get(name, 1.0) != 1.0
+        ]
+        if "max_tokens_per_rank" not in given or given["max_tokens_per_rank"] is not None:
+            words = f"max_tokens_per_rank={point.max_tokens_per_rank}"
+        elif stretched:
+            words = f"{tokens} with {' and '.join(stretched)}: the {point.max_tokens_per_rank} rows of a rank"
+        else:
+            words = tokens
+        problems.append(f"{words} must be at most {MAX_TOKENS}")
     if len(point.tokens) == point.ep_size and max(point.tokens) > point.max_tokens_per_rank:
         problems.append(
             f"max_tokens_per_rank={point.max_tokens_per_rank} is less than the {max(point.tokens)} tokens of the "

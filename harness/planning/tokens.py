@@ -50,6 +50,17 @@ def nominal_tokens(tokens_per_rank: int | Sequence[int]) -> int:
     return math.ceil(sum(tokens_per_rank) / max(1, len(tokens_per_rank)))
 
 
+def nominal_words(nominal: int, least: int, total: int, ep_size: int) -> str:
+    """`nominal_tokens` for people: of a list whose mean was rounded up, that mean.
+
+    Args:
+        least, total: tokens of the emptiest rank, and of all ranks.
+    """
+    mean = total / ep_size
+    emptied = least == 0 and total % nominal == 0  # a number of tokens on some ranks, and none on the others
+    return f"{mean:.3g}" if nominal - 1 < mean < nominal and not emptied else str(nominal)
+
+
 def capacity(tokens: Sequence[int], max_tokens_per_rank: int | None, capacity_factor: float) -> int:
     """Rows that every rank reserves per source: as given, or the fullest rank times the factor, rounded up.
 

@@ -11,6 +11,7 @@ The same runs and report give the same bytes: names are sorted, and times, owner
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -30,9 +31,14 @@ _MANY_BYTES = 8 << 30  # a file that says it is larger than this is not read
 
 
 def check_name(target: Path) -> None:
-    """Raise ConfigError if `target` cannot be the name of an archive."""
+    """Raise ConfigError if `target` cannot be the name of an archive, or lies where none can be made."""
     if not target.name.endswith(SUFFIX) or target.name == SUFFIX:
         raise ConfigError(f"--pack {target}: the archive is a {SUFFIX} file; name it so, such as evidence{SUFFIX}")
+    above = next((folder for folder in target.parents if folder.exists()), Path("/"))
+    if not above.is_dir():
+        raise ConfigError(f"--pack {target}: {above} is a file, so nothing can lie in it; name another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"--pack {target}: {above} cannot be written; make it writable, or name another place")
 
 
 def pack(material: Material, report: Path, target: Path) -> Path:
@@ -52,7 +58,9 @@ def pack(material: Material, report: Path, target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, _archive(target.name.removesuffix(SUFFIX), files))
     except OSError as error:
-        raise StoreError(f"the archive {target} could not be written: {error}. Choose another place") from error
+        raise StoreError(
+            f"the archive {target} could not be written: {error.strerror or error}. Choose another place"
+        ) from error
     return target
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from epcross.harness.planning.estimate import usable_cores
 from epcross.harness.planning.schema import BackendConfig, Device
 from epcross.harness.point import Scalar, Timing, processes
 from epcross.harness.running.child import Child
@@ -28,9 +29,11 @@ from epcross.harness.verification.contract import WAITING
 
 VISIT = "epcross.harness.verification.visit:visit_case"
 START_LIMIT_S = 90.0  # to import the backend and join
+START_RANK_S = 2.0  # more for each rank that a core has to start
 GRACE_S = 3.0  # for the other ranks, once one has failed
 LEAVE_S = 3.0
 TELL_S = 10.0  # of silence, before it is told what is waited for; then after twice as long each time
+NAMED_RANKS = 8  # of those that are waited for
 
 
 class End(StrEnum):
@@ -41,6 +44,7 @@ class End(StrEnum):
     FAILED = "failed"
     HUNG = "hung"  # a rank did not come back
     NO_START = "no start"  # the workers never became ready
+    UNAVAILABLE = "unavailable"  # a rank says that the backend cannot be used on this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ class CheckRanks:
                 self._discard()
                 why = f"its interpreter {self._config.python} cannot be started: {error.strerror}"
                 return CaseEnd(end=End.NO_START, problems=(why,))
-            answers = self._answers("ready", START_LIMIT_S)
+            answers = self._answers("ready", START_LIMIT_S + START_RANK_S * self._size / usable_cores())
             if any("ready" not in answer for answer in answers.values()) or len(answers) < self._size:
                 return self._failure(answers, started=False)
         request = {
@@ -144,7 +148,11 @@ class CheckRanks:
         address = self._server.address
         self._shared_name = f"{address.token[:12]}c{self._generation:05d}"
         self._stages = {}
+        begin, quiet_s = time.monotonic(), TELL_S
         for rank in range(self._size):
+            if (waited_s := time.monotonic() - begin) >= quiet_s:
+                self._tell(f"{waited_s:.0f} s; {rank} of {self._size} processes are made")
+                quiet_s *= 2
             spot = place(rank, self._size, self._device.domain)
             hello = {
                 "address": asdict(address),
@@ -184,7 +192,7 @@ class CheckRanks:
             while len(answers) < self._size and (remaining := deadline - time.monotonic()) > 0:
                 until_told = self._asked_at + quiet_s - time.monotonic()
                 if until_told <= 0:
-                    self._tell(self._waited_for(answers, quiet_s))
+                    self._tell(self._waited_for(kind, answers, quiet_s))
                     quiet_s *= 2
                     continue
                 for key, _ in selector.select(min(remaining, until_told)):
@@ -202,17 +210,24 @@ class CheckRanks:
                         deadline = min(deadline, time.monotonic() + GRACE_S)
         return answers
 
-    def _waited_for(self, answers: Mapping[int, dict[str, Any]], waited_s: float) -> str:
-        """Which ranks have not answered for so long, by what they are in."""
+    def _waited_for(self, kind: str, answers: Mapping[int, dict[str, Any]], waited_s: float) -> str:
+        """How many ranks have started; later, which have not answered for so long, by what they are in."""
+        if kind == "ready":
+            absent = [str(rank) for rank in range(self._size) if rank not in answers]
+            return f"{waited_s:.0f} s; {len(answers)} of {self._size} ranks have started, not {_named(absent)}"
         found: dict[str, list[str]] = {}
         for rank in range(self._size):
             if rank not in answers:
                 found.setdefault(self._stages.get(rank, "starting"), []).append(str(rank))
-        ranks = [f"rank{'s' * (len(of) > 1)} {', '.join(of)}: {stage}" for stage, of in found.items()]
+        ranks = [f"{_named(of)}: {stage}" for stage, of in found.items()]
         return f"{waited_s:.0f} s; {'; '.join(ranks)}"
 
     def _failure(self, answers: Mapping[int, dict[str, Any]], *, started: bool) -> CaseEnd:
         """What went wrong, those to blame first; ends all ranks."""
+        unusable = [answer["reason"] for _, answer in sorted(answers.items()) if answer.get("failed") == "unavailable"]
+        if not started and unusable and not any("ended" in answer for answer in answers.values()):
+            self._discard()
+            return CaseEnd(end=End.UNAVAILABLE, problems=tuple(dict.fromkeys(unusable)))
         silent = [rank for rank in range(self._size) if rank not in answers]
         problems = [
             f"rank {rank} in {self._stages.get(rank, 'start')}: {answer['ended']}"
@@ -249,6 +264,12 @@ class CheckRanks:
         if self._children:
             remove_segments(self._shared_name)
         self._children = []
+
+
+def _named(ranks: list[str]) -> str:
+    """Ranks by their numbers, and of very many the first."""
+    more = f" and {len(ranks) - NAMED_RANKS} more" if len(ranks) > NAMED_RANKS else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:NAMED_RANKS])}{more}"
 
 
 def _is_bad(answer: Mapping[str, Any]) -> bool:

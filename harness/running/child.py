@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.running.processes import kill_group, reap_group
+from epcross.harness.storing.regular_file import append_regular
 
 WORKER = "epcross.harness.running.worker"
 QUOTED_LINES = 4
@@ -52,7 +53,7 @@ class Child:
         self.log = log
         self._pending = b""
         ours, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output:
+        with theirs, append_regular(log) as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
                 # -P: a file in the current folder must not shadow a library

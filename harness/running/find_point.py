@@ -7,6 +7,7 @@ from pathlib import Path
 
 from epcross.harness.errors import StoreError
 from epcross.harness.planning.plan import Plan
+from epcross.harness.planning.tokens import nominal_words
 from epcross.harness.point import Point
 from epcross.harness.storing.run_directory import RunDirectory, open_run
 
@@ -77,9 +78,10 @@ def describe(point: Point) -> str:
     options = "".join(f" {name}={value}" for name, value in point.options)
     stage = f" with {point.compute}" if point.compute else ""
     stage += "".join(f" {name}={value}" for name, value in point.compute_options)
+    tokens = nominal_words(point.tokens_per_rank, min(point.tokens), sum(point.tokens), point.ep_size)
     stage += f", {point.weight_format} weights" if point.weight_format else ""
     return (
-        f"{point.backend}{options}{stage}, EP {point.ep_size}, {point.tokens_per_rank} tokens per rank, "
+        f"{point.backend}{options}{stage}, EP {point.ep_size}, {tokens} tokens per rank, "
         f"{point.model.name}, {point.routing.kind} routing, {point.placement.kind}, {point.dispatch_format} out, "
         f"{point.combine_format} back, {point.regime}, {point.domain}"
     )

@@ -17,6 +17,7 @@ from typing import Any
 from epcross.harness.running.job import Job
 from epcross.harness.running.progress import ProgressReader
 from epcross.harness.running.supervisor import EXIT_CANCELLED, EXIT_DONE, EXIT_FAIL_FAST, EXIT_OUT_OF_TIME
+from epcross.harness.storing.regular_file import append_regular
 
 TICK_S = 0.25
 PEERS_LIMIT_S = 20.0  # for the others once one supervisor ended badly
@@ -96,7 +97,7 @@ class RankProcess:
     def __init__(self, job: Job, path: Path, rank: int) -> None:
         self.rank = rank
         self.log = Path(job.run_dir) / "logs" / f"{job.name}.supervisor.rank{rank}.log"
-        with self.log.open("ab") as log:
+        with append_regular(self.log) as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [

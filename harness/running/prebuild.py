@@ -5,6 +5,7 @@ Run as a module it prebuilds one backend: configuration as JSON on stdin, what w
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from epcross.harness.point import Point
 from epcross.harness.running.child import environment
 from epcross.harness.running.processes import kill_group
 from epcross.harness.running.rank_place import import_folder
+from epcross.harness.storing.regular_file import NotRegular, open_regular
 
 LIMIT_S = 900.0  # of all of them; a cold compile of a large CUDA library takes minutes
 POLL_S = 0.1
@@ -43,6 +45,8 @@ def prebuild(
             log = logs / f"prebuild.{name}.log"
             try:
                 children[name] = (_start(config, scratch, log), log)
+            except NotRegular as error:
+                failures[name] = f"{log} cannot be written: {error.strerror}"
             except OSError as error:
                 failures[name] = f"its interpreter {config.python} cannot be started: {error.strerror}"
         deadline = time.monotonic() + limit_s
@@ -81,7 +85,7 @@ def builds(points: Iterable[Point], backends: Mapping[str, BackendConfig]) -> di
 
 
 def _start(config: BackendConfig, scratch: Path, log: Path) -> "subprocess.Popen[bytes]":
-    with log.open("wb") as output:
+    with os.fdopen(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
         child = subprocess.Popen(
             [config.python or sys.executable, "-P", "-m", "epcross.harness.running.prebuild"],
             stdin=subprocess.PIPE,

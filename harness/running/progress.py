@@ -9,11 +9,14 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from epcross.harness.errors import StoreError
+from epcross.harness.storing.regular_file import open_regular
 
 
 def notes_file(run_path: Path, name: str = "") -> Path:
@@ -44,10 +47,17 @@ _HOLDS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 class ProgressLog:
-    """Appends notes; each is one write, so that a reader sees whole lines and writers do not mix. Never fails."""
+    """Appends notes; each is one write, so that a reader sees whole lines and writers do not mix. Once open, it never
+    fails.
+
+    Raises:
+        StoreError: the file cannot be opened, or is no regular file.
+    """
 
     def __init__(self, run_path: Path, name: str = "") -> None:
-        self._file = os.open(notes_file(run_path, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path = notes_file(run_path, name)
+        with _told(path):
+            self._file = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(self, event: str, **values: Any) -> None:
         """Append one event with the time in UTC."""
@@ -76,9 +86,13 @@ class ProgressReader:
         self.read()
 
     def read(self) -> list[dict[str, Any]]:
-        """The notes since the last call; a line that is not finished yet waits for the next, a torn one is left out."""
+        """The notes since the last call; a line that is not finished yet waits for the next, a torn one is left out.
+
+        Raises:
+            StoreError: the file cannot be read, or is no regular file.
+        """
         try:
-            with self._path.open("rb") as file:
+            with _told(self._path), os.fdopen(open_regular(self._path, os.O_RDONLY), "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -86,6 +100,20 @@ class ProgressReader:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return [note for line in whole.split(b"\n") if (note := _parsed(line)) is not None]
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Why notes cannot be opened, in words; that there are none yet is no fault."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be opened: {error.strerror}. It tells how far the run is and holds no results: make it "
+            "readable and writable, or move it away"
+        ) from error
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from epcross.harness.errors import EpcrossError, StoreError
-from epcross.harness.planning.estimate import free_shm_bytes, needs
+from epcross.harness.errors import StoreError
 from epcross.harness.planning.plan import Job as PlannedJob
 from epcross.harness.planning.plan import Plan
 from epcross.harness.point import Point
@@ -18,6 +17,7 @@ from epcross.harness.running.launch import End, JobEnd, run_job
 from epcross.harness.running.mps import MpsRefused, mps_environment
 from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.running.progress import ProgressLog, ProgressReader, attempts
+from epcross.harness.running.room import check_room
 from epcross.harness.running.same_place import (
     refuse_other_code_or_machine,
     refuse_other_units,
@@ -29,7 +29,7 @@ from epcross.harness.running.time_budget import TimeBudget
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.provenance import git_state, machine_hash, measure_hash, sources_of
 from epcross.harness.storing.rows import RunContext, failed_records
-from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run, read_floor
+from epcross.harness.storing.run_directory import RunDirectory, create_run, make_folder, open_run, read_floor
 from epcross.harness.storing.run_owner import claim, release
 from epcross.harness.storing.units import done_units, read_units, set_aside_damaged, write_unit
 from epcross.harness.terms import Domain, Scope, Sharing, Stage, Status
@@ -86,7 +86,7 @@ class Session:
         built = builds(self.plan.points, self.plan.backends)
         left = [p for job in self.plan.jobs for p in job.points if self._is_left(p, done)]
         scratch = self.run.path / "jobs"
-        scratch.mkdir(exist_ok=True)
+        make_folder(scratch)
         configs = dict(sorted(dict(built[p] for p in left).items()))
         if configs:
             self.log.note("prebuild", backends=sorted({p.backend for p in left}))
@@ -206,8 +206,8 @@ def start(plan: Plan) -> Session:
     """A new run of `plan`.
 
     Raises:
-        EpcrossError: shared memory is too small for it, somebody else uses its GPUs, locks cannot be held, or the
-            folder cannot be made.
+        EpcrossError: memory or shared memory is too small for it, somebody else uses its GPUs, locks cannot be held, or
+            the folder cannot be made.
     """
     check_room(plan)
     facts = environment_facts.collect()
@@ -243,7 +243,7 @@ def resume(path: Path) -> Session:
         undo.callback(release, run.path)
         (run.path / CANCEL_FILE).unlink(missing_ok=True)  # it was meant for an earlier session
         for folder in (run.units, run.attempts, run.logs):
-            folder.mkdir(exist_ok=True)  # people tidy up
+            make_folder(folder)
         check_room(plan)
         set_aside_damaged(run)
         facts = environment_facts.collect()
@@ -258,17 +258,6 @@ def resume(path: Path) -> Session:
         settle_gpus(results, facts, run)
         undo.pop_all()
     return Session(run=run, plan=plan, context=context, locks=locks)
-
-
-def check_room(plan: Plan) -> None:
-    """Refuse a plan that /dev/shm cannot hold, before any process starts. Raises `EpcrossError`."""
-    free = free_shm_bytes()
-    for need in needs(plan):
-        if free is not None and need.shm_bytes > free:
-            raise EpcrossError(
-                f"/dev/shm has {free} bytes free and EP {need.ep_size} of this sweep needs {need.shm_bytes}: lower "
-                "max_tokens_per_rank or ep_size, or enlarge it (docker run --shm-size, mount -o remount,size=)"
-            )
 
 
 def run_context(run: RunDirectory, facts: dict[str, Any], allocation_id: str) -> RunContext:

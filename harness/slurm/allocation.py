@@ -13,9 +13,10 @@ from epcross.harness.record import UnitResult
 from epcross.harness.running.gpu_lock import GpuLocks, gpus_here, gpus_of_ranks
 from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.running.progress import ProgressReader, attempts
+from epcross.harness.running.room import check_room
 from epcross.harness.running.same_place import refuse_other_code_or_machine
 from epcross.harness.running.seat import Seat, domains, ranks_in_words
-from epcross.harness.running.session import Session, check_room, run_context
+from epcross.harness.running.session import Session, run_context
 from epcross.harness.slurm.layout import Piece, narrowed, pieces
 from epcross.harness.slurm.start import Start
 from epcross.harness.storing import environment as environment_facts

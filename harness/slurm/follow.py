@@ -14,6 +14,7 @@ from epcross.harness.running.progress import Pace, ProgressReader
 from epcross.harness.slurm.layout import Piece, pieces
 from epcross.harness.slurm.state import ALIVE, GONE, PENDING, RUNNING, JobState, SlurmSilent, ask, queued
 from epcross.harness.slurm.submit import Submitted, is_whole, read_jobs
+from epcross.harness.storing.regular_file import open_regular
 from epcross.harness.storing.run_directory import RunDirectory
 
 _LOG_TAIL_BYTES = 8192
@@ -135,7 +136,7 @@ def _piece_view(
 def _last_line(log: Path) -> str:
     """Of what a start said that left no word in the notes; empty if nothing."""
     try:
-        with log.open("rb") as file:
+        with os.fdopen(open_regular(log, os.O_RDONLY), "rb") as file:
             file.seek(-min(_LOG_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:

@@ -19,7 +19,7 @@ from epcross.harness.slurm.state import ALIVE, JobState, ask, queued
 from epcross.harness.slurm.task import RankTask
 from epcross.harness.slurm.variables import scrubbed
 from epcross.harness.storing import environment as environment_facts
-from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run
+from epcross.harness.storing.run_directory import RunDirectory, create_run, make_folder, open_run
 from epcross.harness.storing.run_owner import claim, release
 from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
 from epcross.harness.storing.units import read_units, set_aside_damaged
@@ -118,7 +118,7 @@ def resume(path: Path, *, fail_fast: bool = False) -> tuple[RunDirectory, list[S
             )
         (path / CANCEL_FILE).unlink(missing_ok=True)  # it was meant for an earlier session
         for folder in (run.units, run.attempts, run.logs):
-            folder.mkdir(exist_ok=True)  # people tidy up
+            make_folder(folder)
         set_aside_damaged(run)
         left = tuple(piece for piece in layout.pieces(plan) if not is_whole(piece, plan, _done(run)))
         return run, _submit(run, plan, left, fail_fast)
@@ -177,8 +177,8 @@ def need_slurm() -> None:
 
 def _submit(run: RunDirectory, plan: Plan, left: tuple[Piece, ...], fail_fast: bool) -> list[Submitted]:
     folder = run.path / script.FOLDER
-    (run.path / "jobs").mkdir(exist_ok=True)
-    folder.mkdir(exist_ok=True)
+    make_folder(run.path / "jobs")
+    make_folder(folder)
     submitted: list[Submitted] = []
     for parts in layout.arrays(left, plan.cluster.max_array_size):
         tasks = [RankTask(run=str(run.path), piece=piece.name, fail_fast=fail_fast) for piece in parts]

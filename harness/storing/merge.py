@@ -21,6 +21,7 @@ from epcross.harness.storing.parquet import (
     read_samples_table,
     write_tables,
 )
+from epcross.harness.storing.regular_file import read_regular
 from epcross.harness.storing.sealed import write_whole
 
 KEY = ("point_id", "phase", "repeat", "backend_version", "measure_hash", "machine")
@@ -131,7 +132,7 @@ def _write(target: Path, rows: pa.Table, samples: pa.Table, sources: Sequence[Pa
                 made.append(copy)
                 for name in _DOCUMENTS:
                     if (documents / name).exists():
-                        write_whole(copy / name, (documents / name).read_bytes())
+                        write_whole(copy / name, read_regular(documents / name))
         write_tables(target, rows, samples)
     except BaseException as error:
         for folder in made:

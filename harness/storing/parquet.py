@@ -4,6 +4,7 @@
 run_id, point_id, phase, repeat, rank, iteration, value_us.
 """
 
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 
 from epcross.harness.errors import StoreError
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, UnitResult
+from epcross.harness.storing.regular_file import open_regular
 from epcross.harness.storing.rows import CLOSED_LISTS
 from epcross.harness.storing.run_directory import RunDirectory, open_run
 from epcross.harness.storing.sealed import write_whole
@@ -196,8 +198,16 @@ def _words(words: list[str], lengths: np.ndarray) -> pa.DictionaryArray:
 
 
 def _read_parquet(path: Path) -> pa.Table:
-    if not path.is_file():
-        raise StoreError(f"{path} does not exist. Give a run directory, or a folder or file that `merge` made")
+    try:
+        os.close(open_regular(path, os.O_RDONLY))
+    except FileNotFoundError:
+        raise StoreError(
+            f"{path} does not exist. Give a run directory, or a folder or file that `merge` made"
+        ) from None
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be read: {error.strerror}. Give a run directory, or a folder or file that `merge` made"
+        ) from error
     try:
         return pq.ParquetFile(path, page_checksum_verification=True).read()
     except (OSError, pa.ArrowException) as error:

@@ -121,7 +121,7 @@ def open_run(path: Path) -> RunDirectory:
     Raises:
         StoreError: it is no run folder, was written by a newer epcross, or its plan is missing or damaged.
     """
-    if not (path / "run.json").is_file():
+    if not (path / "run.json").exists():
         raise StoreError(
             f"{path} is not a run directory: it has no run.json. Give the path that `epcross run` printed, "
             "such as results/runs/<run_id>"
@@ -188,6 +188,23 @@ def read_floor(run: RunDirectory) -> dict[str, Any] | None:
     if wrong := [name for name, entry in floor.items() if not isinstance(entry, dict)]:
         raise StoreError(f"{run.path / 'floor.json'} holds no numbers for {', '.join(wrong)}; restore it from a copy")
     return floor
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of a run anew if somebody has tidied it up.
+
+    Raises:
+        StoreError: something else has its name, or it cannot be made.
+    """
+    try:
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise StoreError(
+            f"{path} is no folder, and the run keeps its {path.name} there. Restore it from a copy, or move what is "
+            "there away and go on with what is left"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"cannot make {path}: {error.strerror}. Make {path.parent} writable") from error
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from epcross.harness.errors import StoreError
 from epcross.harness.storing.process_identity import alive, this_process
+from epcross.harness.storing.regular_file import read_regular
 from epcross.harness.storing.sealed import write_whole
 
 
@@ -64,7 +65,7 @@ def owner_of(path: Path) -> str | None:
 
 def _read_owner(owner_file: Path) -> dict[str, Any] | None:
     try:
-        owner = json.loads(owner_file.read_bytes())
+        owner = json.loads(read_regular(owner_file))
     except (OSError, ValueError):
         return None
     return owner if isinstance(owner, dict) else None

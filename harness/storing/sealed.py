@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import StoreError
+from epcross.harness.storing.regular_file import read_regular
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is still being written; one that stays behind belonged to a killed process."""
@@ -58,10 +59,10 @@ def read_sealed(path: Path) -> Any:
 
     Raises:
         DamagedFile: it was cut or changed.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file.
     """
     try:
-        return unseal(path.read_bytes())
+        return unseal(read_regular(path))
     except DamagedFile as error:
         raise DamagedFile(f"{path} is damaged ({error})") from None
 

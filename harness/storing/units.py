@@ -15,8 +15,9 @@ from typing import Any
 from epcross.harness.errors import StoreError
 from epcross.harness.point import Point, Timing
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, Samples, UnitResult
+from epcross.harness.storing.regular_file import NotRegular, append_regular, read_regular
 from epcross.harness.storing.rows import check_record, readable_problems
-from epcross.harness.storing.run_directory import RunDirectory
+from epcross.harness.storing.run_directory import RunDirectory, make_folder
 from epcross.harness.storing.sealed import TEMPORARY_SUFFIX, DamagedFile, read_sealed, seal, unseal, write_whole
 
 UnitKey = tuple[str, int]
@@ -47,7 +48,7 @@ def start_unit(run: RunDirectory, point_id: str, launch: int) -> int:
     """
     path = run.attempts / f"{point_id}.{launch}"
     try:
-        with path.open("ab") as marks:  # a byte is appended whole or not at all
+        with append_regular(path) as marks:  # a byte is appended whole or not at all
             marks.write(b"+")
         return path.stat().st_size - 1
     except OSError as error:
@@ -119,7 +120,7 @@ def set_aside_damaged(run: RunDirectory) -> list[Path]:
         for temporary in run.units.glob(f".*{TEMPORARY_SUFFIX}"):
             temporary.unlink()
         for path in [problem.path for problem in read_units(run)[1]] + _damaged_floor(run):
-            run.damaged.mkdir(exist_ok=True)
+            make_folder(run.damaged)
             target = run.damaged / path.name
             number = 1
             while target.exists():  # damaged twice: keep both
@@ -135,7 +136,7 @@ def _damaged_floor(run: RunDirectory) -> list[Path]:
     path = run.path / "floor.json"
     try:
         whole = not path.exists() or isinstance(read_sealed(path), dict)
-    except DamagedFile:
+    except (DamagedFile, NotRegular):
         whole = False
     return [] if whole else [path]
 
@@ -252,7 +253,7 @@ def _unit_problems(result: UnitResult) -> list[str]:
 
 
 def _already_there(path: Path, data: bytes, key: str) -> Path:
-    present = path.read_bytes()
+    present = read_regular(path)
     if present == data:
         return path
     try:
@@ -266,6 +267,8 @@ def _already_there(path: Path, data: bytes, key: str) -> Path:
 
 
 def _next_step(error: OSError) -> str:
+    if isinstance(error, NotRegular):
+        return f"Remove {error.filename}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "Free space there"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

@@ -1,8 +1,11 @@
 """`epcross check` in real processes: right backends pass, each broken one is named with case, seed and place."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,14 +14,15 @@ import psutil
 import pytest
 
 from _command import epcross, write_backends
-from _spawn import PYTHONPATH
+from _spawn import PYTHONPATH, until
 from epcross.harness import cli
-from epcross.harness.running import check_ranks
-from epcross.harness.running.check_ranks import _told_once  # pyright: ignore[reportPrivateUsage]
+from epcross.harness.commands.check import NOTHING_SHOWN
+from epcross.harness.running import check_ranks, room
+from epcross.harness.running.check_ranks import _named, _told_once  # pyright: ignore[reportPrivateUsage]
 from epcross.harness.verification.cases import cases
 
 OWN = """
-import os, signal, time
+import os, signal, sys, time
 from tests.broken_backends import ReferenceBackend
 from epcross.harness.backends.base import ContractShape
 
@@ -42,6 +46,15 @@ class Sleeps(ReferenceBackend):
 class Absent(ReferenceBackend):
     def unavailable(self):
         return "libfoo is missing; install it"
+
+class AbsentToRanks(ReferenceBackend):
+    def unavailable(self):
+        return "there is no GPU; use one" if any("worker" in word for word in sys.orig_argv) else None
+
+class Chatters(ReferenceBackend):
+    def prepare(self, point, shard, group):
+        print("one word", file=sys.stderr, flush=True)
+        time.sleep(1000)
 
 class Refuses(ReferenceBackend):
     def unsupported(self, point):
@@ -71,7 +84,18 @@ TARGETS = {
     **{name: f"tests.broken_backends:{name}" for name in ("RaisesIn_dispatch", "RaisesIn_close", "WeightTwice")},
     **{
         name: f"own:{name}"
-        for name in ("Crashes", "Aborts", "Sleeps", "Absent", "Refuses", "Wide", "WideAndWrong", "Chooses")
+        for name in (
+            "Crashes",
+            "Aborts",
+            "Sleeps",
+            "Absent",
+            "AbsentToRanks",
+            "Chatters",
+            "Refuses",
+            "Wide",
+            "WideAndWrong",
+            "Chooses",
+        )
     },
 }
 
@@ -190,11 +214,75 @@ def test_what_is_waited_for_is_told_ever_less_often(folder: Path, monkeypatch, c
     words = ["backend=Sleeps", "case=plain", "seed=0", "--limit-s", "6", "--config-dir", str(folder)]
     assert cli.run(["check", *words]) == 1
     text = capsys.readouterr().out
-    found = re.findall(r"^waiting   plain, seed 0: (\d+) s; (?!ranks? [01, ]+: starting$)(.*)$", text, re.MULTILINE)
+    found = re.findall(r"^waiting   plain, seed 0: (\d+) s; (?!.*ranks have started)(.*)$", text, re.MULTILINE)
     told = [seconds for seconds, _ in found]
     assert told == ["1", "2", "4"][-len(told) :]  # a slow machine may be starting yet after the first second
     assert found[-1][1] == "rank 0: prepare; rank 1: waiting for the other ranks"
     assert text.index("waiting   plain") < text.index("hung      plain")
+
+
+def test_how_many_ranks_have_started_is_told(folder: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(check_ranks, "TELL_S", 0.01)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    assert cli.run(["check", "backend=ReferenceBackend", "case=plain", "seed=0", "--config-dir", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^ReferenceBackend, EP 2: 1 case, 1 seed each, in 2 processes on \d+ cores?", text, re.MULTILINE)
+    assert re.search(r"s; 0 of 2 ranks have started, not ranks 0, 1$", text, re.MULTILINE)
+    assert _named([str(rank) for rank in range(12)]) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("free_shm_bytes", 4096, r"/dev/shm has 4096 bytes free and EP 3 of this check needs \d+: lower ep_size"),
+        ("free_memory_bytes", 10**8, r"has 100000000 bytes of memory free and the 3 processes of EP 3 take at least"),
+    ],
+)
+def test_a_check_that_does_not_fit_is_refused_before_a_process_starts(
+    monkeypatch, capsys, name: str, value: int, says: str
+) -> None:
+    monkeypatch.setattr(room, name, lambda: value)
+    assert cli.run(["check", "backend=shm_fence", "ep_size=3"]) == 1
+    said = capsys.readouterr()
+    assert re.search(says, said.err)
+    assert said.out == ""
+
+
+def test_more_ranks_than_files_may_be_open_are_refused(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(room.resource, "getrlimit", lambda _: (100, 100))
+    assert cli.run(["check", "backend=shm_fence", "ep_size=32"]) == 1
+    assert "may open 100 files here and EP 32 needs 160: lower ep_size, or ulimit -n 160" in capsys.readouterr().err
+
+
+def test_free_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   2 kB\n")
+    assert room.free_memory_bytes(tmp_path / "meminfo") == 2048
+    assert room.free_memory_bytes(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(("backend", "kept"), [("Chatters", True), ("Sleeps", False)])
+def test_an_interrupted_check_says_what_it_leaves(
+    folder: Path, tmp_path: Path, number: signal.Signals, backend: str, kept: bool
+) -> None:
+    words = ["check", f"backend={backend}", "case=plain", "--config-dir", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "epcross.harness.cli", *words],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    ranks = until(lambda: [*tmp_path.glob("epcross-check-*/start1.rank1.log")], 60)[0]
+    if kept:
+        until(lambda: ranks.stat().st_size, 60)
+    time.sleep(1.0)  # all ranks are made, and the command waits for them
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.split("\n") == ["", "epcross: interrupted", ""]
+    assert (f"What the ranks wrote: {ranks.parent}\n" in out) == ranks.parent.exists() == kept
 
 
 def test_a_case_that_is_done_soon_is_told_once(check: Check) -> None:
@@ -205,7 +293,7 @@ def test_a_case_that_is_done_soon_is_told_once(check: Check) -> None:
 def test_a_refusal_is_no_failure_and_says_why(check: Check) -> None:
     ended = check("backend=Refuses", "case=odd_hidden")
     assert "refused   odd_hidden: hidden=67 is no multiple of 128" in ended.stdout
-    assert ended.returncode == 1, "nothing passed, so nothing was shown"
+    assert ended.returncode == NOTHING_SHOWN, "nothing passed, so nothing was shown"
     ended = check("backend=Refuses", "case=plain", "seed=7")
     assert ended.returncode == 0
 
@@ -232,8 +320,12 @@ def test_a_backend_is_checked_at_a_shape_that_it_takes(check: Check) -> None:
 @pytest.mark.beside
 def test_a_backend_that_is_absent_here_says_so(check: Check) -> None:
     ended = check("backend=Absent")
-    assert ended.returncode == 1
+    assert ended.returncode == NOTHING_SHOWN
     assert ended.stderr == "epcross: Absent cannot be used here: libfoo is missing; install it\n"
+    ended = check("backend=AbsentToRanks")  # as where there is no GPU, which only the ranks ask for
+    assert ended.returncode == NOTHING_SHOWN
+    assert ended.stderr == "epcross: AbsentToRanks cannot be used here: there is no GPU; use one\n"
+    assert "failed" not in ended.stdout
 
 
 @pytest.mark.beside

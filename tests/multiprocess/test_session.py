@@ -14,7 +14,7 @@ from _spawn import config
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.planning.build import build
 from epcross.harness.record import UnitResult
-from epcross.harness.running import session
+from epcross.harness.running import room, session
 from epcross.harness.running.prebuild import builds, prebuild
 from epcross.harness.storing import environment as environment_facts
 from epcross.harness.storing.rows import failed_records
@@ -60,7 +60,7 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 def test_a_plan_that_shared_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build(["sweep=smoke", f"output_dir={tmp_path}"])
-    monkeypatch.setattr(session, "free_shm_bytes", lambda: 4096)
+    monkeypatch.setattr(room, "free_shm_bytes", lambda: 4096)
     with pytest.raises(EpcrossError, match=r"/dev/shm has 4096 bytes free and EP 2 of this sweep needs \d+: lower"):
         session.start(plan)
     assert os.listdir(tmp_path) == []

@@ -157,6 +157,8 @@ def test_failed_and_flagged_rows_are_said(tmp_path: Path) -> None:
     assert line["verdict"] == "not comparable"
     assert line["reason"] == "B has no row to rest on: 6 error, 4 flagged throttled"
     assert compare(a, b).attrs["note"] == "B: 10 of 10 rows left out: 6 error, 4 throttled"
+    assert "are used too, with what their flags say against them, by --keep throttled" in text_of(compare(a, b), a, b)
+    assert "--keep" not in text_of(compare(a, a), a, a)
     assert compare(a, load(write(tmp_path / "c", trials(of, flags="throttled"))), keep=["throttled"]).iloc[0][
         "verdict"
     ] == ("equal")

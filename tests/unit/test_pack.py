@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import io
 import os
@@ -154,7 +155,7 @@ def test_a_flipped_or_cut_archive_is_found(archive: Path, tmp_path: Path, where:
     assert verify_pack(flipped) != []
 
 
-def test_names_and_places_that_cannot_be(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_names_and_places_that_cannot_be(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
     assert cli.run(["report", str(run), "--output", str(tmp_path / "r"), "--pack", str(tmp_path / "x.zip")]) == 2
     assert "the archive is a .tar.gz file" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()  # found before anything is drawn
@@ -165,8 +166,23 @@ def test_names_and_places_that_cannot_be(run: Path, tmp_path: Path, capsys: pyte
     (tmp_path / "text.tar.gz").write_text("no archive")
     assert "no archive" in verify_pack(tmp_path / "text.tar.gz")[0]
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="could not be written"):
-        pack.pack(material.load([run]), tmp_path, tmp_path / "file" / "x.tar.gz")
+    words = ["report", str(run), "--output", str(tmp_path / "r"), "--pack", str(tmp_path / "file" / "in" / "x.tar.gz")]
+    assert cli.run(words) == 2
+    assert f"{tmp_path / 'file'} is a file, so nothing can lie in it" in capsys.readouterr().err
+    monkeypatch.setattr(pack.os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written; make it writable"):
+        pack.check_name(tmp_path / "in" / "x.tar.gz")
+
+
+def test_a_disk_that_refuses_is_told_without_a_temporary_name(run: Path, tmp_path: Path, monkeypatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path.with_name(".x.tar.gz.1234.tmp")))
+
+    monkeypatch.setattr(pack, "write_whole", full)
+    with pytest.raises(StoreError) as caught:
+        pack.pack(material.load([run]), tmp_path, tmp_path / "x.tar.gz")
+    text = f"the archive {tmp_path / 'x.tar.gz'} could not be written: No space left on device. Choose another place"
+    assert str(caught.value) == text
 
 
 def test_only_the_report_is_packed_of_what_lies_in_its_folder(run: Path, tmp_path: Path):

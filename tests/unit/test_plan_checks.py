@@ -80,7 +80,16 @@ def test_nominal_tokens_and_capacity():
         (["token_skew=2.5"], "token_skew=2.5 must lie between 1 and 2"),
         (["empty_ranks=2"], "empty_ranks=2 must lie between 0 and 1"),
         (["capacity_factor=0.5"], "must be at least 1"),
-        (["tokens_per_rank=99999999999999999999"], "must be at most 16777216"),
+        (["tokens_per_rank=99999999999999999999"], "tokens_per_rank=99999999999999999999 must be at most 16777216"),
+        (["tokens_per_rank=[1,20000000]"], "tokens_per_rank=[1, 20000000] must be at most 16777216"),
+        (
+            ["tokens_per_rank=1", "max_tokens_per_rank=20000000"],
+            "max_tokens_per_rank=20000000 must be at most 16777216",
+        ),
+        (
+            ["tokens_per_rank=9", "capacity_factor=1e8"],
+            "tokens_per_rank=9 with capacity_factor=100000000.0: the 900000000 rows of a rank must be at most 16777216",
+        ),
         (["masked_fraction=1.0"], "drops every selection"),
         (["routing=hot_expert", "routing.hot_fraction=1.5"], "hot_fraction=1.5 must lie in [0, 1]"),
         (["routing=zipf", "routing.exponent=-1.0"], "exponent=-1.0 must lie in [0, 8]"),
@@ -103,6 +112,12 @@ def test_the_edges_are_possible():
         (point,) = plan_of(*ONE, *words).points
         assert len(point.tokens) == point.ep_size
         assert point.max_tokens_per_rank >= max(point.tokens)
+
+
+@pytest.mark.parametrize("tokens", [-1, 0, 99999999999999999999])
+def test_a_wrong_number_of_tokens_is_told_once_for_all_ep_sizes(tokens: int):
+    (problem,) = problems_of(*ONE, f"tokens_per_rank={tokens}", "ep_size=1,2,4")
+    assert problem.startswith(f"tokens_per_rank={tokens}")
 
 
 def test_a_point_with_several_faults_names_them_all():

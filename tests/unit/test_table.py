@@ -8,6 +8,7 @@ from rich.console import Console, RenderableType
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
 from epcross.harness.analysis.table import WIDTH, Footnotes, microseconds, run_table, status_table
+from epcross.harness.planning.tokens import nominal_words
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import failed_records
 from epcross.harness.terms import Regime, Stage, Status
@@ -154,6 +155,18 @@ def test_uneven_tokens_and_capacities_are_told_apart():
         "4 cap 4   13.5 [10.0..17.0]",
         "4 cap 64   33.5 [30.0..37.0]",
     ]
+
+
+def test_the_mean_of_a_list_is_not_rounded():
+    rows = [
+        replace(row, tokens_per_rank=3, tokens_min=0, tokens_total=5, max_tokens_per_rank=5) for row in measured("a")
+    ]
+    assert rows[0].ep_size == 2
+    assert "2.5 (min 0, all" in text_of(run_table(rows))
+    assert nominal_words(3, 0, 5, 2) == "2.5"
+    assert nominal_words(2, 1, 6, 4) == "1.5"
+    assert nominal_words(4, 0, 4, 2) == "4"  # 4 tokens on each rank that has any
+    assert nominal_words(1, 0, 3, 4) == "1"
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])

@@ -1,0 +1,98 @@
+"""Whether this machine has room for the processes of a run or a check: refused in words before any of them starts."""
+
+import resource
+from pathlib import Path
+
+from epcross.harness.backends import loader
+from epcross.harness.errors import EpcrossError
+from epcross.harness.planning.estimate import free_shm_bytes, needs
+from epcross.harness.planning.plan import Plan
+from epcross.harness.point import processes
+from epcross.harness.running.check_request import CheckRequest
+from epcross.harness.terms import Domain
+from epcross.harness.verification.layer_contract import suite
+
+WORKER_BYTES = 40 * 10**6
+"""What a worker has to itself before it holds a row; the code of its libraries is shared. Measured, and the least."""
+
+_FILES, _FILES_OF_RANK = 64, 3  # descriptors that a check has open: a channel, its end and a connection for each rank
+
+
+def check_room(plan: Plan) -> None:
+    """Refuse a plan that memory or /dev/shm cannot hold, before any process starts. Raises `EpcrossError`."""
+    for job, need in zip(plan.jobs, needs(plan), strict=True):
+        size = processes(job.ep_size, job.sharing)
+        _refuse([_too_little_shm(need.shm_bytes, job.ep_size, "sweep"), _too_little_memory(size, job.ep_size)])
+
+
+def room_for_check(request: CheckRequest) -> None:
+    """As `check_room`, of a check, which also has every rank's files open itself. Raises `EpcrossError`."""
+    size = processes(request.ep_size, request.device.sharing)
+    shm_bytes = _largest_workspace_bytes(request) * request.ep_size
+    _refuse(
+        [
+            _too_little_shm(shm_bytes, request.ep_size, "check"),
+            _too_little_memory(size, request.ep_size),
+            _too_few_files(size, request.ep_size),
+        ]
+    )
+
+
+def free_memory_bytes(facts: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory that processes can still have, as the kernel estimates it; None where it does not say."""
+    try:
+        lines = facts.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _refuse(problems: list[str]) -> None:
+    if text := "; ".join(filter(None, problems)):
+        raise EpcrossError(text)
+
+
+def _too_little_shm(wanted_bytes: int, ep_size: int, what: str) -> str:
+    free = free_shm_bytes()
+    if free is None or wanted_bytes <= free:
+        return ""
+    lower = "lower max_tokens_per_rank or ep_size" if what == "sweep" else "lower ep_size"
+    return (
+        f"/dev/shm has {free} bytes free and EP {ep_size} of this {what} needs {wanted_bytes}: {lower}, or enlarge it "
+        "(docker run --shm-size, mount -o remount,size=)"
+    )
+
+
+def _too_little_memory(size: int, ep_size: int) -> str:
+    free = free_memory_bytes()
+    if free is None or size * WORKER_BYTES <= free:
+        return ""
+    return (
+        f"this machine has {free} bytes of memory free and the {size} processes of EP {ep_size} take at least "
+        f"{size * WORKER_BYTES}: lower ep_size"
+    )
+
+
+def _too_few_files(size: int, ep_size: int) -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES + _FILES_OF_RANK * size
+    if limit == resource.RLIM_INFINITY or wanted <= limit:
+        return ""
+    return (
+        f"a process may open {limit} files here and EP {ep_size} needs {wanted}: lower ep_size, or ulimit -n {wanted}"
+    )
+
+
+def _largest_workspace_bytes(request: CheckRequest) -> int:
+    """Of one rank in shared memory, over the cases; 0 where only the backend's own interpreter could tell."""
+    if request.device.domain is not Domain.CPU:
+        return 0
+    names = {case.name for case in request.cases}
+    try:
+        backend = loader.load(request.config)
+        shape = backend.contract_shape
+        cases = suite(request.kind, request.ep_size, request.config.name, compute=request.compute, shape=shape)
+        points = [case.point for case in cases if case.name in names]
+        return max((backend.workspace_bytes(point) for point in points if not backend.unsupported(point)), default=0)
+    except Exception:  # what is wrong with a backend is for its cases to tell
+        return 0
