@@ -78,7 +78,7 @@ def test_all_figures_load_and_the_page_fits_its_window(report: Path, tmp_path: P
     found = re.search(r'data-seen="([^"]*)"', dom)
     assert found, dom[-2000:]
     seen = json.loads(found[1].replace("&quot;", '"'))
-    assert len(seen["images"]) == 8  # no crossings: two launches tell of none
+    assert len(seen["images"]) == 9
     for complete, natural, shown in seen["images"]:
         assert complete
         assert natural > 200

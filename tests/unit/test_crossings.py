@@ -90,46 +90,16 @@ def test_its_data_are_those_of_the_lines(scene: Scene) -> None:
     figure = drawn(scene)
     assert canvas.drawn(figure.drawing) == {f"{line['panel']}|{line['key']}" for line in figure.data}
     assert len(figure.data) == 18
-    assert "n = 20 repeats (5 launches x 2 seeds x 2 chains)" in figure.caption
-    assert not [sentence for sentence in figure.caption if "cannot be told" in sentence]
     assert all(line["low"] <= line["estimate"] <= line["high"] for line in figure.data if line["state"] == "crossed")
 
 
-def test_where_launches_tell_nothing_it_is_left_out(tmp_path: Path) -> None:
+def test_what_launches_do_not_tell_is_left_white(tmp_path: Path) -> None:
     (two_launches,) = plots.load(make_run(tmp_path))  # two launches call nothing
-    pairs = rivals.rivals(two_launches)
-    assert not any(pair.called for pair in pairs)
-    omitted = plots.figure(two_launches, "crossings")
-    assert isinstance(omitted, Omitted)
-    assert omitted.reason.startswith(
-        f"of its {len(pairs)} pairs of series at one EP size and regime none can be told ("
-    )
-    assert str(pairs[0].line["reason"]) in omitted.reason
-
-
-def test_pairs_of_which_nothing_can_be_told_are_counted_and_not_drawn(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every = rivals.rivals(scene)
-    reasons = ["few launches"] * 4 + ["one point"] * 3 + ["a", "b"]
-    untold = [
-        replace(pair, line={**pair.line, "reason": reason, "estimate": float("nan")})
-        for pair, reason in zip(every, reasons, strict=False)
-    ]
-    monkeypatch.setattr(crossings, "rivals", lambda _: [*untold, *every[len(untold) :]])
-    figure = drawn(scene)
-    assert len(figure.data) == len(every) - len(untold) == 9
-    assert figure.drawing.get_size_inches()[1] < drawn_whole(scene, monkeypatch).drawing.get_size_inches()[1]
-    (told,) = [sentence for sentence in figure.caption if "cannot be told" in sentence]
-    assert told == (
-        "9 of 18 pairs of series at one EP size and regime cannot be told, and are not shown "
-        "(4: few launches; 3: one point; 1: a; 1: other reasons)"
-    )
-
-
-def drawn_whole(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Figure:
-    monkeypatch.setattr(crossings, "rivals", rivals.rivals)
-    return drawn(scene)
+    figure = drawn(two_launches)
+    for ax in figure.drawing.axes:
+        assert {patch.get_facecolor() for patch in ax.patches} == {(1.0, 1.0, 1.0, 1.0)}
+    texts = [text.get_text() for text in figure.drawing.legends[0].get_texts()]
+    assert texts == ["cannot be told", "crossing, 95 % interval"]
 
 
 def test_one_series_alone_has_no_rival(tmp_path: Path) -> None:

@@ -80,8 +80,7 @@ def written(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_needs_nothing_beside_it(written: Path):
     text = (written / "report.html").read_text()
     seen = Page(text)
-    # of two launches no crossing can be told, so that figure is left out
-    assert seen.tags.count("img") == len(list((written / "figures").glob("*.svg"))) == 8
+    assert seen.tags.count("img") == len(list((written / "figures").glob("*.svg"))) == 9
     assert "script" not in seen.tags
     assert "link" not in seen.tags
     assert all(re.match("data:image/svg|#", target) for target in seen.fetched)

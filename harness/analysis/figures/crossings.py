@@ -1,7 +1,6 @@
 """Where one series overtakes another, for every pair and EP size: who leads on either side, and how sure that is."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,18 +14,13 @@ NAME, TITLE = "crossings", "Where one overtakes another"
 
 _EQUAL, _UNKNOWN = "#c8c8c8", "#ffffff"
 _HALF = 0.3  # of a strip's height
-_SHOWN_REASONS = 3
 
 
 def draw(scene: Scene) -> Figure | Omitted:
-    """One panel for each regime and run, one strip over tokens per rank for each pair and EP size of which anything
-    can be told."""
-    every = rivals(scene)
-    found, untold = [pair for pair in every if pair.called], [pair for pair in every if not pair.called]
+    """One panel for each regime and run, one strip over tokens per rank for each pair and EP size."""
+    found = rivals(scene)
     if not found:
         reason = "it needs two series of one run, EP size and regime whose rows are ok and without flags"
-        if untold:
-            reason = f"of its {_pairs(len(untold))} none can be told ({_why(untold)})"
         return Omitted(name=NAME + scene.suffix, title=TITLE, reason=reason)
     panels: dict[str, list[Rivals]] = {}
     for pair in found:
@@ -56,27 +50,11 @@ def draw(scene: Scene) -> Figure | Omitted:
         f"{MARGIN:.0%} and by the 95 % interval over resampled launches, seeds and chains; grey: neither, beyond the "
         "last batch that one leads; diamond and bar: tokens at "
         "which the ratio of the medians crosses 1, and their interval, with an arrow where it leaves the range "
-        "measured; white: within that interval"
+        "measured; white: the launches at hand do not tell"
     )
-    sentences = [sentence]
-    if untold:
-        sentences.append(f"{len(untold)} of {_pairs(len(every))} cannot be told, and are not shown ({_why(untold)})")
     used = {id(cell): cell for pair in found for cell in pair.points}
-    caption = scene.caption(*sentences, rows=shown_rows(list(used.values())))
+    caption = scene.caption(sentence, rows=shown_rows(list(used.values())))
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=caption, data=data)
-
-
-def _pairs(count: int) -> str:
-    return f"{count} pair{'s' * (count > 1)} of series at one EP size and regime"
-
-
-def _why(untold: Sequence[Rivals]) -> str:
-    """Why nothing can be told of pairs, the commonest reason first."""
-    reasons = Counter(str(pair.line["reason"]) for pair in untold).most_common()
-    words = [f"{count}: {reason}" if len(reasons) > 1 else reason for reason, count in reasons[:_SHOWN_REASONS]]
-    if more := reasons[_SHOWN_REASONS:]:
-        words.append(f"{sum(count for _, count in more)}: other reasons")
-    return "; ".join(words)
 
 
 def _panel(scene: Scene, pair: Rivals) -> str:
@@ -112,6 +90,8 @@ def _draw_strip(scene: Scene, canvas: Canvas, panel: str, pair: Rivals, y: int) 
         ax.plot((left * right) ** 0.5, y, marker=style.marker, color=ink, markersize=4.5, linestyle="")
         sign = Line2D([], [], marker=style.marker, color=ink, markersize=3.5, linestyle="")
         canvas.explain(f"{leader} leads", (swatch, sign))
+    if not pair.called:
+        canvas.explain("cannot be told", Patch(facecolor=_UNKNOWN, edgecolor="#888888", linewidth=0.7))
     if pair.estimate is None:
         return
     low, high = max(line["low"], first), min(line["high"], last)
