@@ -48,12 +48,14 @@ def torch_group(group: Group, backend: str = "nccl") -> Any:
     takes a second and memory to make. `backend` is gloo for a library that only has objects gathered over it: NCCL's
     group may refuse what the library itself does not, such as two ranks on a GPU. On the CPU it is always gloo."""
     backend = "gloo" if device() == "cpu" else backend
-    made = _groups.setdefault(group, {})
-    if backend not in made:
-        made[backend] = group.torch(backend)
+
+    def made() -> Any:
+        torch_group = group.torch(backend)
         if backend == "nccl":
-            _connect(made[backend])
-    return made[backend]
+            _connect(torch_group)
+        return torch_group
+
+    return kept(group, backend, made)
 
 
 def kept(group: Group, name: str, make: Callable[[], Any]) -> Any:

@@ -1,6 +1,7 @@
 """The oracle of the experts: what is right passes however it rounds, and each way to be wrong is seen, at each size."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -150,17 +151,22 @@ def test_torch_grouped_says_what_it_cannot_do() -> None:
     assert "hidden=200 is not a multiple of 128" in (TorchGrouped().unsupported(odd, Layout.RANK_MAJOR) or "")
 
 
+def stage_of(shape: ExpertShape, copy: WeightCopy, intermediate: RowFormat) -> dict[str, Any]:
+    """What `oracle.expected` needs beside tokens."""
+    return {
+        "expert": oracle.stored_experts(shape, copy),
+        "slots": range(shape.first_slot, shape.last_slot + 1),
+        "row_format": shape.row_format,
+        "arithmetic": Arithmetic(intermediate=intermediate),
+    }
+
+
 def test_several_ranks_partials_are_rounded_as_they_travel() -> None:
     """With each expert on a rank of its own the plain sum rounds every partial, and its error grows."""
     shape, copy, landed = world("middle", RowFormat.BF16, WeightFormat.BF16)
     one = landed.sets[0]
     values = oracle.row_values(shape.row_format, one.rows, one.scales)
-    given = {
-        "expert": oracle.stored_experts(shape, copy),
-        "slots": range(shape.first_slot, shape.last_slot + 1),
-        "row_format": shape.row_format,
-        "arithmetic": Arithmetic(intermediate=RowFormat.BF16),
-    }
+    given = stage_of(shape, copy, RowFormat.BF16)
     together = oracle.expected(values, one.ids, one.weights, **given)
     apart = oracle.expected(values, one.ids, one.weights, slots_per_rank=1, **given)
     assert torch.equal(together.value, apart.value)
@@ -174,12 +180,7 @@ def test_tokens_that_are_computed_together_are_judged_as_if_each_part_had_been_a
     shape, copy, landed = world("middle", *formats)
     one = landed.sets[0]
     values = oracle.row_values(shape.row_format, one.rows, one.scales)
-    given = {
-        "expert": oracle.stored_experts(shape, copy),
-        "slots": range(shape.first_slot, shape.last_slot + 1),
-        "row_format": shape.row_format,
-        "arithmetic": Arithmetic(intermediate=shape.row_format),
-    }
+    given = stage_of(shape, copy, shape.row_format)
     cuts = [1, 0, len(values) // 2, len(values) - 1 - len(values) // 2]
     parts = oracle.expected(values, one.ids, one.weights, **given).parts(cuts)
     first = 0
