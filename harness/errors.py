@@ -21,6 +21,9 @@ __all__ = [
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
+NOTHING_SHOWN = 3
+"""Exit code of a command that went well and shows nothing: no point was measured, compared, judged or passed."""
+
 
 class ConfigError(EpcrossError):
     """One or more problems in configuration or input files, all reported together."""

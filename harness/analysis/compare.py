@@ -20,7 +20,7 @@ import pandas as pd
 from epcross.harness.analysis.crossover import MARGIN
 from epcross.harness.analysis.frame import CONDITIONS, headline
 from epcross.harness.analysis.resample import RESAMPLES, RNG_SEED, Trials, ends, resampled_medians, support, widened
-from epcross.harness.errors import InputError
+from epcross.harness.errors import NOTHING_SHOWN, InputError
 from epcross.harness.measuring.stats import IntervalKind
 from epcross.harness.terms import HEADLINES, Flag, Status
 
@@ -129,7 +129,7 @@ def exit_code(compared: pd.DataFrame) -> int:
     verdicts = set(compared.loc[compared["headline"].astype(bool), "verdict"])
     if Verdict.SLOWER in verdicts:
         return 1
-    return 0 if verdicts & set(DECIDED) else 3
+    return 0 if verdicts & set(DECIDED) else NOTHING_SHOWN
 
 
 def _points(rows: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:

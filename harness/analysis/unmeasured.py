@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from epcross.harness.record import Record
 from epcross.harness.terms import Status
 
-NOTHING_MEASURED = 3
-"""Exit code of a run that went well and measured no point. As with `compare` and `claims`: nothing was shown."""
-
 _SHOWN_REASONS = 3
 
 

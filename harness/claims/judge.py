@@ -29,6 +29,7 @@ from epcross.harness.claims.selection import (
     unlike,
 )
 from epcross.harness.claims.verdict import JUDGED, Verdict, call, every, whichever
+from epcross.harness.errors import NOTHING_SHOWN
 from epcross.harness.terms import Flag, Status
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def exit_code(judgements: Sequence[Judgement]) -> int:
     """0: no claim is outside. 1: one is. 3: nothing that was measured could be judged, and no fact is wrong."""
     if any(one.verdict is Verdict.OUTSIDE for one in judgements):
         return 1
-    return 0 if any(one.verdict in JUDGED for one in judgements if one.way is not Way.CHECKS) else 3
+    return 0 if any(one.verdict in JUDGED for one in judgements if one.way is not Way.CHECKS) else NOTHING_SHOWN
 
 
 def _of_measured(

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from epcross.harness.errors import INTERRUPTED
+from epcross.harness.errors import INTERRUPTED, NOTHING_SHOWN
 
 if TYPE_CHECKING:
     from epcross.harness.running.launch import JobEnd
     from epcross.harness.running.session import Session
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def execute(session: "Session", *, said: str = "") -> "JobEnd":
@@ -41,14 +43,13 @@ def execute(session: "Session", *, said: str = "") -> "JobEnd":
 
 def exit_code(end: "JobEnd", *, fine: bool, measured: bool) -> int:
     """Of a run, or of a point again: by how it ended, whether all rows are as they should be, and any was measured."""
-    from epcross.harness.analysis.unmeasured import NOTHING_MEASURED
     from epcross.harness.running.launch import End
 
     if end.end is End.CANCELLED:
         return INTERRUPTED
     if not fine:
         return 1
-    return 0 if measured else NOTHING_MEASURED
+    return 0 if measured else NOTHING_SHOWN
 
 
 @contextlib.contextmanager
@@ -65,8 +66,7 @@ def interrupting() -> Iterator[None]:
         heard = True
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {number: signal.signal(number, interrupt) for number in _ENDING}
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._reason: str | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _ENDING:
             signal.signal(number, self._note)
 
     def asked(self) -> str | None:

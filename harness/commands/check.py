@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from epcross.harness.commands import WIDTH, Number, config_dir_option
-from epcross.harness.errors import EpcrossError
+from epcross.harness.errors import NOTHING_SHOWN, EpcrossError
 
 if TYPE_CHECKING:
     from epcross.harness.running.check_ranks import CaseEnd, CheckRanks
@@ -28,8 +28,6 @@ LIMIT_S = 20.0
 MOST_S = 86_400.0
 MOST_HANGS = 2
 MOST_PROBLEMS = 4
-NOTHING_SHOWN = 3
-"""Exit code of a check that told nothing of its backend, as of a run that measured nothing."""
 
 
 @click.command("check")

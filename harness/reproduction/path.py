@@ -11,10 +11,10 @@ from typing import Any
 import click
 from rich.text import Text
 
-from epcross.harness.analysis.unmeasured import NOTHING_MEASURED, why_unmeasured
+from epcross.harness.analysis.unmeasured import why_unmeasured
 from epcross.harness.commands import console, warnings_as_lines
 from epcross.harness.commands.plan import duration
-from epcross.harness.errors import ConfigError, EpcrossError
+from epcross.harness.errors import NOTHING_SHOWN, ConfigError, EpcrossError
 from epcross.harness.planning.build import build
 from epcross.harness.planning.estimate import needs
 from epcross.harness.planning.plan import SLURM, Plan
@@ -203,7 +203,7 @@ def _collect(request: Request, tasks: Sequence[Task], folder: Path | None = None
     with warnings_as_lines():
         rows, note, code = judge_runs(tasks, [run.path for run in runs.values()])
     if request.rehearse:  # which judges the path, and has not walked it where nothing was measured
-        code = NOTHING_MEASURED if all(state["unmeasured"] for state in states) else 0
+        code = NOTHING_SHOWN if all(state["unmeasured"] for state in states) else 0
     if request.as_json:
         document: dict[str, Any] = {"runs": states, "verdicts": [row.to_json() for row in rows], "note": note}
         click.echo(json.dumps(document))

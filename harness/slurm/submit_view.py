@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from epcross.harness.analysis.unmeasured import NOTHING_MEASURED, why_unmeasured
+from epcross.harness.analysis.unmeasured import why_unmeasured
 from epcross.harness.commands import WIDTH
+from epcross.harness.errors import NOTHING_SHOWN
 from epcross.harness.planning.plan import Plan
 from epcross.harness.slurm import submit as submission
 from epcross.harness.storing.units import read_units
@@ -40,7 +41,7 @@ def submit(what: Plan | Path | None, *, fail_fast: bool, as_json: bool) -> int:
         say(unmeasured)
     say(f"How far it is: epcross status {run.path}")
     say(str(run.path))
-    code = NOTHING_MEASURED if unmeasured else 0
+    code = NOTHING_SHOWN if unmeasured else 0
     if as_json:
         document = {
             "run_id": run.run_id,

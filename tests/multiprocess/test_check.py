@@ -16,7 +16,7 @@ import pytest
 from _command import epcross, write_backends
 from _spawn import PYTHONPATH, until
 from epcross.harness import cli
-from epcross.harness.commands.check import NOTHING_SHOWN
+from epcross.harness.errors import NOTHING_SHOWN
 from epcross.harness.running import check_ranks, room
 from epcross.harness.running.check_ranks import _named, _told_once  # pyright: ignore[reportPrivateUsage]
 from epcross.harness.verification.cases import cases

@@ -12,8 +12,9 @@ import pytest
 from tests._points import small_point
 
 from _spawn import PYTHONPATH, TIMING
-from epcross.harness.analysis.unmeasured import NOTHING_MEASURED, why_unmeasured
+from epcross.harness.analysis.unmeasured import why_unmeasured
 from epcross.harness.cli import run as cli
+from epcross.harness.errors import NOTHING_SHOWN
 from epcross.harness.record import Record
 from epcross.harness.slurm import submit_view
 from epcross.harness.storing.rows import RunContext, failed_records
@@ -94,23 +95,23 @@ def test_a_run_that_measured_nothing_is_no_success(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = epcross(folder, "run", "sweep=one", "backend=absent", "--config-dir", "own")
-    assert ended.returncode == NOTHING_MEASURED, ended.stderr
+    assert ended.returncode == NOTHING_SHOWN, ended.stderr
     *_, sentence, path = ended.stdout.splitlines()
     assert sentence == SENTENCE
     assert epcross(folder, "status", path).stdout.splitlines()[-1] == SENTENCE
     resumed = epcross(folder, "run", "--resume", path, "--json")
     summary = json.loads(resumed.stdout)
-    assert resumed.returncode == summary["exit_code"] == NOTHING_MEASURED
+    assert resumed.returncode == summary["exit_code"] == NOTHING_SHOWN
     assert (summary["end"], summary["unmeasured"]) == ("done", SENTENCE)
     (unit,) = read_units(open_run(Path(path)))[0]
     again = epcross(folder, "point", unit.point_id, "--output-dir", "again")
-    assert again.returncode == NOTHING_MEASURED, again.stderr
+    assert again.returncode == NOTHING_SHOWN, again.stderr
     assert again.stdout.splitlines()[-2] == SENTENCE
     # all is known before a job is submitted
     monkeypatch.setattr(submit_view, "submission", SimpleNamespace(resume=lambda path, fail_fast: (open_run(path), [])))
-    assert submit_view.submit(Path(path), fail_fast=False, as_json=True) == NOTHING_MEASURED
+    assert submit_view.submit(Path(path), fail_fast=False, as_json=True) == NOTHING_SHOWN
     submitted = json.loads(capsys.readouterr().out)
-    assert (submitted["exit_code"], submitted["unmeasured"]) == (NOTHING_MEASURED, SENTENCE)
+    assert (submitted["exit_code"], submitted["unmeasured"]) == (NOTHING_SHOWN, SENTENCE)
 
 
 def test_one_backend_that_can_be_used_is_enough(folder: Path) -> None:
@@ -126,6 +127,6 @@ def test_a_rehearsal_without_a_backend_has_walked_no_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "P07", "--rehearse", "--no-doctor", "--json", "backend=onesided_fence", "device=cpu"]
-    assert cli(words) == NOTHING_MEASURED
+    assert cli(words) == NOTHING_SHOWN
     (state,) = json.loads(capsys.readouterr().out)["runs"]
     assert state["unmeasured"].startswith("No point was measured: all ")
