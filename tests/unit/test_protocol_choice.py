@@ -76,10 +76,11 @@ def test_the_file_of_h200s_says_what_the_committed_rows_say():
     that measured one setting with other kernels the newer one counts."""
     stored = Crossovers.load(MEASURED.parent / "crossovers" / "h200.json").entries
     assert stored == {one.setting: (one.sentinel_up_to, one.source) for one in chosen(*MEASURED.iterdir())}
-    assert [one.setting.ep_size for one in chosen(*MEASURED.iterdir())] == [2, 2, 2, 8, 16, 32, 64]
-    assert {(setting.ep_size, setting.machine.split(", ")[1]) for setting in stored} == {
-        *((ep_size, "local") for ep_size in (2, 8, 16, 32, 64)),
-        (2, "posix_fd"),
+    assert [one.setting.ep_size for one in chosen(*MEASURED.iterdir())] == [2, 2, 2, 2, 8, 16, 32, 64]
+    assert {(setting.ep_size, setting.machine.split(", ", 1)[1]) for setting in stored} == {
+        *((ep_size, f"local, {ep_size} ranks a GPU") for ep_size in (2, 8, 16, 32, 64)),
+        (2, "posix_fd, 1 rank a GPU"),
+        (2, "posix_fd, 2 ranks a GPU"),
     }
 
 
