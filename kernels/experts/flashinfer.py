@@ -5,6 +5,7 @@ copied first. Weights are kept in its own order: up before gate, and for fp4 int
 nvcc when first used, which takes minutes, unless a wheel with compiled kernels is installed.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
@@ -38,7 +39,7 @@ class FlashInferMoe(ExpertCompute):
             return "this flashinfer has no cutlass_fused_moe; install flashinfer-python 0.7.4"
         if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
             return "needs compute capability 9.0 or newer"
-        return None
+        return _cannot_be_had()
 
     def unsupported(self, shape: ExpertShape, layout: Layout) -> str | None:
         """bf16 rows with bf16 or fp4 weights."""
@@ -142,3 +143,27 @@ class FlashInferMoe(ExpertCompute):
             for each in (up_first(copy.gate_up_scales), copy.down_scales)
         ]
         return fc1, fc2, scales
+
+
+def _cannot_be_had() -> str | None:
+    """Why its module is neither compiled nor to be compiled, as where an install was trimmed; None if that is not known.
+
+    Else a build that looks for files that are not there would end every unit, after all that comes before it.
+    """
+    import torch
+
+    try:
+        from flashinfer.jit import env
+
+        sources = Path(env.FLASHINFER_CSRC_DIR) / "fused_moe" / "cutlass_backend"
+        folders = [Path(each) for each in (env.FLASHINFER_JIT_DIR, *env.FLASHINFER_AOT_DIRS)]
+    except (ImportError, AttributeError, TypeError):
+        return None
+    major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 9
+    module = f"fused_moe_{major}0"
+    if sources.is_dir() or any((folder / module / f"{module}.so").is_file() for folder in folders):
+        return None
+    return (
+        f"this flashinfer has neither {module} compiled nor the sources to compile it from ({sources}); install all"
+        " of flashinfer-python 0.7.4"
+    )

@@ -2,7 +2,8 @@
 
 import sys
 from dataclasses import replace
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,27 @@ def test_flashinfer(weights: WeightFormat, rows: dict[str, Any]) -> None:
     assert compute.describe().version == "flashinfer 0.7.4"
     assert compute.workspace_bytes > sum(tensor.nbytes for tensor in stored.copies[0].tensors())
     compute.release()
+
+
+def test_flashinfer_without_the_sources_of_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a trimmed install: a build of it would fail in every unit."""
+    jit = ModuleType("flashinfer.jit")
+    jit.env = SimpleNamespace(  # type: ignore[attr-defined]
+        FLASHINFER_CSRC_DIR=tmp_path / "csrc",
+        FLASHINFER_JIT_DIR=tmp_path / "ops",
+        FLASHINFER_AOT_DIRS=(tmp_path / "aot",),
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer.jit", jit)
+    said = FlashInferMoe().unavailable() or ""
+    assert said.startswith("this flashinfer has neither fused_moe_90 compiled nor the sources to compile it from")
+    assert str(tmp_path / "csrc") in said
+    compiled = tmp_path / "aot" / "fused_moe_90" / "fused_moe_90.so"
+    compiled.parent.mkdir(parents=True)
+    compiled.touch()
+    assert FlashInferMoe().unavailable() is None
+    compiled.unlink()
+    (tmp_path / "csrc" / "fused_moe" / "cutlass_backend").mkdir(parents=True)
+    assert FlashInferMoe().unavailable() is None
 
 
 @pytest.mark.parametrize(
