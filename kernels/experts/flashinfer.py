@@ -146,7 +146,7 @@ class FlashInferMoe(ExpertCompute):
 
 
 def _cannot_be_had() -> str | None:
-    """Why its module is neither compiled nor to be compiled, as where an install was trimmed; None if that is not known.
+    """Why its module is neither compiled nor to be compiled, as of a trimmed install; None if that is not known.
 
     Else a build that looks for files that are not there would end every unit, after all that comes before it.
     """
