@@ -58,21 +58,32 @@ class GpuMonitor:
             return None
 
 
+def uuid_here() -> str | None:
+    """By what NVML knows torch's current GPU, which counts all GPUs of the host, and in another order than CUDA may;
+    None without a GPU."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"GPU-{properties.uuid}"
+
+
 def nvml_here() -> tuple[Any, Any] | None:
     """The module pynvml and its handle of torch's current GPU; None without NVML or a GPU."""
     try:
         import pynvml
-        import torch
     except ImportError:
         return None
     nvml: Any = pynvml
-    if not torch.cuda.is_available():
+    uuid = uuid_here()
+    if uuid is None:
         return None
     try:
         nvml.nvmlInit()
-        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        # by UUID: NVML counts all GPUs of the host, and in another order than CUDA may
-        return nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
         return None
 

@@ -1,26 +1,32 @@
-"""What really went over NVLink, by NVML's counters of each link, beside what a pair must send.
+"""The NVLink counters of one GPU, read by a process that does nothing else.
 
-    barrier|read|barrier|pair|pair| ... |pair|barrier|read            a chain of its own; nothing of it is timed
-
-Counters count KiB and are read once before and once after, so each link may be off by one; the chain is so long that
-this stays below `GRANULARITY` of what is counted. They count whatever crosses the links: other processes, too.
+On H200s (driver 580.159.04), NVML's nvmlDeviceGetFieldValues now and then damages the heap of the process that calls
+it: behind the array of values that it had filled, asked for the 18 links that are there and no more, glibc's check
+found another byte than it had put there. Measured processes that called it died of that at the call, or soon after. So
+the caller is a process of its own, link_reader.py, and when it dies counts are lost and nothing else.
 """
 
+import contextlib
+import functools
 import json
-import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
-from typing import Any
 
-from epcross.harness.backends.base import Group
-from epcross.harness.measuring.cuda_timing import CudaTimer
-from epcross.harness.measuring.timing import Pair
+READER = "epcross.harness.measuring.link_reader"
+ANSWER_LIMIT_S = 10.0
+"""For one answer. The first takes longest, since the interpreter starts: 0.1 s, or seconds from a slow file system."""
 
-KIB = 1024
-GRANULARITY = 0.005
-COUNTED_MS = 15.0
-"""A seed's chain lasts at least so long, so that what else is on the links, such as a barrier, is little of it."""
+TRIES = 2
+"""What is counted is the driver's: where a reader is lost, another one goes on."""
 
-MAX_PAIRS = 50_000
+_WHO = "the process that reads counters of links"
+_END_S = 1.0  # for a reader whose output has ended to be gone
+_WORDS = 200  # characters of its last line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,90 +38,120 @@ class LinkBytes:
     links: int  # that are counted
 
 
-class LinkCounters:
-    """The counters of one GPU. `nvml` is the module pynvml, or a stand-in."""
+class _Lost(Exception):
+    """The reader is gone, or not to be trusted; the message says why, as a clause."""
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
-        self._links: int | None = None  # of this GPU
+
+class LinkCounters:
+    """The counters of the GPU that NVML knows by `uuid`.
+
+    The reader starts with the first reading and ends with this process, however that ends: its input ends then, and it
+    is of the same session. It holds no file of this process's and no CUDA context.
+    """
+
+    def __init__(self, uuid: str, limit_s: float = ANSWER_LIMIT_S) -> None:
+        self._uuid, self._limit_s = uuid, limit_s
+        self._reader: subprocess.Popen[bytes] | None = None
+        self._hung: str | None = None
 
     def read(self) -> LinkBytes | str:
         """The counters now, or why there are none, as a clause."""
-        nvml = self._nvml
+        if self._hung:  # another one would most likely hang, too
+            return self._hung
+        words = ""
+        for _ in range(TRIES):
+            try:
+                return self._ask()
+            except _Lost as lost:
+                words = str(lost)
+                sys.stderr.write(f"{words}\n")  # a log that tells of it even where the next one answers
+                sys.stderr.flush()
+        return words
+
+    def close(self) -> None:
+        """End the reader. Another reading would start another one."""
+        if self._reader:
+            self._end(self._reader)
+
+    def _ask(self) -> LinkBytes | str:
+        """One try. Raises `_Lost`."""
         try:
-            if self._links is None:
-                # of links that are there only: on H200s, which have 18, processes that had asked for 36 ended with a
-                # damaged heap, found when the answers were freed
-                self._links = self._ask([(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0)], "uiVal")[0] or 0
-            directions = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-            told = [self._ask([(field, link) for link in range(self._links)], "ullVal") for field in directions]
-        except AttributeError as error:
-            return f"this pynvml is too old for counters of links ({error})"
-        except nvml.NVMLError as error:
-            return f"NVML gives no counters of links: {error}"
-        # a link is counted in both directions or in none
-        links = [(tx, rx) for tx, rx in zip(*told, strict=True) if tx is not None and rx is not None]
-        if not links:
-            return "NVML counts no link of this GPU"
-        tx, rx = (sum(direction) * KIB for direction in zip(*links, strict=True))
-        return LinkBytes(tx_bytes=tx, rx_bytes=rx, links=len(links))
+            reader = self._reader = self._reader or _start(self._uuid)
+        except OSError as error:
+            return f"{_WHO} cannot be started: {error}"
+        try:
+            line = _answer(reader, self._limit_s)
+        except TimeoutError:
+            reader.kill()
+            self._end(reader)
+            self._hung = f"{_WHO} gave no answer within {self._limit_s:g} s"
+            return self._hung
+        if not line:
+            raise _Lost(f"{_WHO} {self._end(reader)}")
+        try:
+            told = json.loads(line)
+            if "note" in told:
+                return str(told["note"])
+            if "overrun_bytes" not in told:
+                return LinkBytes(**told)
+            words = f"saw NVML write {told['overrun_bytes']} bytes beyond the {told['asked_bytes']} that were asked for"
+        except (ValueError, TypeError):
+            words = f"said what is no answer: {line[:_WORDS]!r}"
+        reader.kill()
+        self._end(reader)
+        raise _Lost(f"{_WHO} {words}")
 
-    def _ask(self, fields: list[tuple[int, int]], member: str) -> list[int | None]:
-        """What NVML says of each (field, link), in that member of its union; None where it has no answer."""
-        values = self._nvml.nvmlDeviceGetFieldValues(self._handle, fields) if fields else []
-        return [
-            int(getattr(value.value, member)) if value.nvmlReturn == self._nvml.NVML_SUCCESS else None
-            for value in values
-        ]
+    def _end(self, reader: subprocess.Popen[bytes]) -> str:
+        """End it, if it has not ended; how it ended, and its last words."""
+        self._reader = None
+        assert reader.stdin
+        assert reader.stdout
+        assert reader.stderr
+        with reader.stdin, reader.stdout, reader.stderr:
+            reader.stdin.close()
+            try:
+                code = reader.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                reader.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # in the driver; it dies when that returns
+                    reader.wait(_END_S)
+                return "closed its output and went on"
+            lines = reader.stderr.read().decode(errors="replace").split("\n")
+        words = next((line.strip()[:_WORDS] for line in reversed(lines) if line.strip()), "")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        return f"{how} ({words})" if words else how
 
 
-class LinkCount:
-    """The counters' differences over chains of pairs, all ranks together. Every call is collective."""
+@functools.cache
+def counters_of(uuid: str) -> LinkCounters:
+    """The counters of a GPU, with one reader for all units of this process."""
+    return LinkCounters(uuid)
 
-    def __init__(self, counters: LinkCounters | None, group: Group) -> None:
-        self._counters, self._group = counters, group
-        self._pairs = 0  # of a chain
-        self._chains = 0
-        self._bytes = [0, 0]
-        self._note = ""
 
-    def count(self, timer: CudaTimer, pair: Pair, *, pair_us: float, sent_bytes: float, sets: int) -> None:
-        """Run a chain and count. `sent_bytes` is what a rank sends in a pair, about; the same values on all ranks."""
-        before = self._read()
-        if self._note or not sent_bytes:
-            self._note = self._note or "nothing is sent to another rank"
-            return
-        links = max(reading.links for reading in before)
-        if not self._pairs:  # the same for every seed, so that the mean over seeds is that of the routing
-            enough = max(links * KIB / (GRANULARITY * sent_bytes), COUNTED_MS * 1e3 / pair_us)
-            self._pairs = math.ceil(min(enough, MAX_PAIRS))
-        self._pairs = timer.chain(pair, pairs=self._pairs, sets=sets)
-        after = self._read()
-        if self._note:
-            return
-        self._chains += 1
-        for direction, name in enumerate(("tx_bytes", "rx_bytes")):
-            self._bytes[direction] += sum(
-                getattr(b, name) - getattr(a, name) for a, b in zip(before, after, strict=True)
-            )
+def _start(uuid: str) -> subprocess.Popen[bytes]:
+    # nothing is preloaded into it: a NCCL or a profiler meant for this process would only make it slower to start
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    # -P: a file in the current folder must not shadow a library
+    command = [sys.executable, "-P", "-m", READER, uuid]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=env, close_fds=True)
 
-    def fields(self) -> dict[str, Any]:
-        """Record fields: bytes of one pair, summed over ranks, and how many pairs were counted; or why none were."""
-        pairs = self._pairs * self._chains
-        if self._note or not pairs:
-            return {"nvlink_note": self._note or None}
-        tx, rx = (round(total / pairs) for total in self._bytes)
-        if min(tx, rx) < 0:
-            return {"nvlink_note": "a counter of a link ran backwards: it was reset while pairs were counted"}
-        return {"nvlink_tx_bytes": tx, "nvlink_rx_bytes": rx, "nvlink_pairs": pairs}
 
-    def _read(self) -> list[LinkBytes]:
-        """All ranks' counters, between two barriers; nothing, and a note, if some rank has none."""
-        self._group.barrier()
-        own = self._counters.read() if self._counters else "there is no NVML here (nvidia-ml-py)"
-        words = own if isinstance(own, str) else [own.tx_bytes, own.rx_bytes, own.links]
-        # a barrier, too: nobody sends before all have read
-        told = [json.loads(data) for data in self._group.all_gather(json.dumps(words).encode())]
-        missing = [f"rank {rank}: {words}" for rank, words in enumerate(told) if isinstance(words, str)]
-        self._note = missing[0] if missing else ""
-        return [] if missing else [LinkBytes(tx_bytes=tx, rx_bytes=rx, links=links) for tx, rx, links in told]
+def _answer(reader: subprocess.Popen[bytes], limit_s: float) -> bytes:
+    """Its next line; nothing if it ended. Raises `TimeoutError` where neither comes."""
+    assert reader.stdin
+    assert reader.stdout
+    until_s = time.monotonic() + limit_s
+    with contextlib.suppress(BrokenPipeError):
+        reader.stdin.write(b"\n")
+    ready = select.poll()  # where select() knows the first 1024 files only
+    ready.register(reader.stdout, select.POLLIN)
+    line = b""
+    while not line.endswith(b"\n"):
+        if not ready.poll(max(0.0, until_s - time.monotonic()) * 1e3):
+            raise TimeoutError
+        data = os.read(reader.stdout.fileno(), 4096)
+        if not data:
+            return b""
+        line += data
+    return line

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.harness.backends.base import Backend, Description, Group, Int32
 from epcross.harness.backends.layer import LayerBackend, hidden_point
-from epcross.harness.measuring.gpu_state import nvml_here
+from epcross.harness.measuring.gpu_state import uuid_here
 from epcross.harness.measuring.gpu_watch import GpuWatch, open_watch
 from epcross.harness.measuring.link_bytes import pair_row_bytes
 from epcross.harness.measuring.timer import HostTimer, Timer
@@ -26,7 +26,7 @@ from epcross.harness.workload.placement import Slots, lay_out
 from epcross.harness.workload.tape import Payload
 
 if TYPE_CHECKING:
-    from epcross.harness.measuring.link_counters import LinkCount
+    from epcross.harness.measuring.link_count import LinkCount
 
 EXACT_SET = 1_000
 """Set numbers from here on are used in checks only, so that a check never repeats a timed set's ids."""
@@ -117,10 +117,11 @@ class UnitSession:
         return timer(open_device(self.group, self.timing.wall_limit_s), self.group, graph=self.backend.graph)
 
     def _make_links(self) -> "LinkCount":
-        from epcross.harness.measuring.link_counters import LinkCount, LinkCounters
+        from epcross.harness.measuring.link_count import LinkCount
+        from epcross.harness.measuring.link_counters import counters_of
 
-        found = nvml_here()
-        return LinkCount(LinkCounters(*found) if found else None, self.group)
+        uuid = uuid_here()
+        return LinkCount(counters_of(uuid) if uuid else None, self.group)
 
     def _count_links(self, pair_us: float) -> None:
         """What the pairs of this seed send over the links; after all that is timed."""

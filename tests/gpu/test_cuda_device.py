@@ -11,7 +11,8 @@ from epcross.harness.measuring.cuda_device import open_device
 from epcross.harness.measuring.cuda_floor import measure_gpu_floor
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.gpu_processes import GpuProcesses, strangers
-from epcross.harness.measuring.gpu_state import GpuMonitor, nvml_here
+from epcross.harness.measuring.gpu_state import GpuMonitor, nvml_here, uuid_here
+from epcross.harness.measuring.link_counters import LinkBytes, LinkCounters
 from epcross.harness.terms import GraphSupport, Phase, Regime
 
 DISPATCH_US, COMBINE_US = 40.0, 60.0
@@ -144,3 +145,25 @@ def test_a_process_that_comes_to_the_gpu_is_a_stranger_and_one_of_ours_is_not():
     after = processes.read()
     assert after is not None
     assert strangers([[after]]) == already
+
+
+def test_counters_of_links_are_read_by_a_process_that_is_not_on_the_gpu():
+    import torch
+
+    torch.zeros(1, device="cuda:0")
+    found, uuid = nvml_here(), uuid_here()
+    if found is None or uuid is None:
+        pytest.skip("NVML does not know this GPU, so rows have no counts")
+    processes = GpuProcesses(*found)
+    before = processes.read()
+    counters = LinkCounters(uuid)
+    try:
+        first, second = counters.read(), counters.read()
+        after = processes.read()
+    finally:
+        counters.close()
+    assert before == after
+    if isinstance(first, str):
+        pytest.skip(f"no counts here: {first}")
+    assert isinstance(second, LinkBytes)
+    assert (second.links, second.tx_bytes >= first.tx_bytes) == (first.links, True)

@@ -1,7 +1,9 @@
 """A whole unit in the GPU domain, without a GPU: torch on the CPU, one process that holds all ranks."""
 
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests._fake_device import FakeDevice
@@ -13,6 +15,8 @@ from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.gpu_processes import Listing
 from epcross.harness.measuring.gpu_state import GpuState
 from epcross.harness.measuring.gpu_watch import GpuWatch
+from epcross.harness.measuring.link_count import LinkCount
+from epcross.harness.measuring.link_counters import LinkCounters
 from epcross.harness.measuring.measure import measure_unit
 from epcross.harness.measuring.unit_session import UnitSession
 from epcross.harness.point import Timing, Unit
@@ -22,6 +26,7 @@ from epcross.harness.terms import Domain, Regime, RowFormat, Sharing
 
 torch = pytest.importorskip("torch", reason="torch is not installed, which the GPU path needs even on the CPU")
 
+ROOT = Path(__file__).parents[2]
 TIMING = Timing(
     launches=5,
     seeds=2,
@@ -86,6 +91,19 @@ class SharedSession(CpuSession):
         self.watch = GpuWatch(processes=Listed())
 
 
+class CountedSession(CpuSession):
+    """Reads counters of links, as between GPUs."""
+
+    def _prepare(self, timed: list) -> None:
+        super()._prepare(timed)
+        self.counters = LinkCounters("GPU-1")
+        self.links = LinkCount(self.counters, self.group)
+
+    def close(self) -> None:
+        super().close()
+        self.counters.close()
+
+
 def measure(backend, regime=Regime.STEADY, session=CpuSession, **point) -> UnitResult:
     shared = replace(
         small_point((5, 3, 0, 7), **point), regime=regime, domain=Domain.SHARED_GPU, sharing=Sharing.ONE_LAUNCH
@@ -128,6 +146,21 @@ def test_a_unit_beside_which_another_process_came_is_flagged_and_says_how_many()
     record = measure(torch_one_launch()({}), session=SharedSession).records[0]
     assert (record.status, record.other_processes, record.flags) == ("ok", 1, "not_alone")
     assert measure(torch_one_launch()({})).records[0].other_processes is None  # nobody told
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_reader_of_counters_that_dies_costs_its_counts_and_no_number(tmp_path, monkeypatch, dies):
+    nvml = f"Nvml(before=lambda: {'os.abort()' if dies else None})"
+    source = f"import os, sys\nfrom tests.fakes.nvml import Nvml\nsys.modules[__name__] = {nvml}\n"
+    (tmp_path / "pynvml.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, ROOT / "src", ROOT))))
+    result = measure(torch_one_launch()({}), session=CountedSession)
+    assert len(result.records) == TIMING.seeds * TIMING.chains
+    for record in result.records:
+        assert (record.status, record.nvlink_tx_bytes) == ("ok", None if dies else 0)  # these counters stand still
+        told = "rank 0: the process that reads counters of links was killed by SIGABRT" in str(record.nvlink_note)
+        assert told == dies
+        assert check_record(record) == []
 
 
 def test_a_row_that_arrives_wrong_names_its_rank():

@@ -46,6 +46,7 @@ QUICK = {"epcross", "epcross.kernels", "epcross.harness", "epcross.harness.cli",
 
 READ_THE_ENVIRONMENT = {
     "epcross.harness.backends.loader": "hands its own on to another interpreter",
+    "epcross.harness.measuring.link_counters": "hands its own on to a reader, with nothing preloaded",
     "epcross.harness.running.child": "hands its own on to a worker, with what the backend's YAML adds",
     "epcross.harness.running.group": "tells gloo which interface is the loopback",
     "epcross.harness.running.lock_file": "EPCROSS_LOCKS names the folder in which those who measure meet",

@@ -1,53 +1,44 @@
-"""Counters of NVLink: read from an imitated NVML, set beside what a pair must send."""
+"""Counters of NVLink around a chain of pairs, set beside what a pair must send."""
 
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from analysis_values import point, record
 from tests._fake_device import FakeDevice
 from tests.contract.threads import on_ranks
+from tests.fakes.nvml import KIB, LINKS, Nvml
 
 from epcross.harness.backends.onesided_bytes import own_bytes, sent_bytes
 from epcross.harness.measuring.cuda_timing import CudaTimer
 from epcross.harness.measuring.link_bytes import difference, pair_row_bytes, ratio, wire_bytes
-from epcross.harness.measuring.link_counters import COUNTED_MS, GRANULARITY, KIB, LinkBytes, LinkCount, LinkCounters
+from epcross.harness.measuring.link_count import COUNTED_MS, GRANULARITY, LinkCount
+from epcross.harness.measuring.link_counters import LinkBytes
+from epcross.harness.measuring.link_reader import Links
 from epcross.harness.measuring.timing import EmptyPair
 from epcross.harness.terms import GraphSupport, RowFormat
 from epcross.kernels.onesided.agreement import shape_of
 from epcross.kernels.onesided.layout import Protocol, layout
 
-LINKS = 18
+
+class Counters:
+    """As `LinkCounters`, without a process."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._links = Links(nvml, "handle")
+
+    def read(self) -> LinkBytes:
+        return LinkBytes(**self._links.read())
 
 
-class Nvml:
-    """A GPU with `LINKS` links, whose counters drop what is less than a KiB, as they do."""
+class Failing(Counters):
+    """Gives no counts at its second reading, and then again."""
 
-    NVML_FI_DEV_NVLINK_LINK_COUNT = 91
-    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
-    NVML_SUCCESS = 0
+    reads = 0
 
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, links: int = LINKS, down: frozenset[int] = frozenset()) -> None:
-        self.links, self.down, self.sent, self.received, self.reads = links, down, 777 * KIB, 5_000_000 * KIB, 0
-
-    def nvmlDeviceGetFieldValues(self, handle, asked):
+    def read(self) -> LinkBytes | str:  # type: ignore[override]
         self.reads += 1
-        assert handle == "handle"
-        if [field for field, _ in asked] == [self.NVML_FI_DEV_NVLINK_LINK_COUNT]:
-            return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.links, ullVal=0xDEAD_0000_0000))]
-        assert max(link for _, link in asked) < self.links, "NVML writes where it must not"
-        totals = {138: self.sent, 139: self.received}
-        return [
-            SimpleNamespace(
-                nvmlReturn=3 if link in self.down else 0,
-                value=SimpleNamespace(ullVal=0xDEAD if link in self.down else totals[field] // self.links // KIB),
-            )
-            for field, link in asked
-        ]
+        return "its reader died" if self.reads == 2 else super().read()
 
 
 class Pair(EmptyPair):
@@ -62,50 +53,15 @@ class Pair(EmptyPair):
         self.own.received += self.size
 
 
-def test_links_that_are_there_are_summed():
-    nvml = Nvml()
-    assert LinkCounters(nvml, "handle").read() == LinkBytes(
-        tx_bytes=777 // LINKS * LINKS * KIB, rx_bytes=5_000_000 // LINKS * LINKS * KIB, links=LINKS
-    )
-
-
-def test_links_that_are_down_are_left_out():
-    read = LinkCounters(Nvml(down=frozenset({0, 17})), "handle").read()
-    assert read == LinkBytes(tx_bytes=777 // LINKS * 16 * KIB, rx_bytes=5_000_000 // LINKS * 16 * KIB, links=16)
-
-
-@pytest.mark.parametrize(
-    ("nvml", "words"),
-    [
-        (Nvml(links=0), "counts no link"),
-        (Nvml(down=frozenset(range(LINKS))), "counts no link"),
-        (SimpleNamespace(NVMLError=Nvml.NVMLError), "too old"),
-    ],
-)
-def test_nvml_without_counters_is_a_reason(nvml, words):
-    read = LinkCounters(nvml, "handle").read()
-    assert isinstance(read, str)
-    assert words in read
-
-
-def test_nvml_that_refuses_is_a_reason():
-    nvml = Nvml()
-
-    def refuse(handle, asked):
-        raise Nvml.NVMLError("Not Supported")
-
-    nvml.nvmlDeviceGetFieldValues = refuse  # type: ignore[method-assign]
-    assert LinkCounters(nvml, "handle").read() == "NVML gives no counters of links: Not Supported"
-
-
-def count(sizes, *, pair_us=1e6, seeds=1, counted=(True, True)):
+def count(sizes, *, pair_us=1e6, seeds=1, counted=(Counters, Counters)):
     """Record fields, and pairs made by each rank, of ranks that send so many bytes in a pair."""
     pairs = {}
 
     def rank(group):
         nvml = Nvml()
         pair = pairs[group.rank] = Pair(nvml, sizes[group.rank])
-        links = LinkCount(LinkCounters(nvml, "handle") if counted[group.rank] else None, group)
+        counters = counted[group.rank]
+        links = LinkCount(counters(nvml) if counters else None, group)
         timer = CudaTimer(FakeDevice(time.perf_counter_ns), group, graph=GraphSupport.YES)
         for _ in range(seeds):
             links.count(timer, pair, pair_us=pair_us, sent_bytes=max(sizes), sets=2)
@@ -133,9 +89,19 @@ def test_a_quick_pair_is_counted_for_a_while():
 
 
 def test_a_rank_without_counters_makes_none_for_all_and_says_who():
-    fields, pairs = count([100, 100], counted=(True, False))
-    assert fields == {"nvlink_note": "rank 1: there is no NVML here (nvidia-ml-py)"}
+    fields, pairs = count([100, 100], counted=(Counters, None))
+    assert fields == {"nvlink_note": "rank 1: torch has no GPU here"}
     assert pairs[0].calls == 0
+
+
+def test_counts_that_are_lost_once_are_lost_for_all_seeds():
+    """Those of one seed would be set beside the rows of all."""
+    fields, pairs = count([100, 100], seeds=3, counted=(Counters, Failing))
+    assert fields == {"nvlink_note": "rank 1: its reader died"}
+    assert 0 < pairs[0].calls == pairs[1].calls < 3 * LINKS * KIB / GRANULARITY / 100
+
+
+def test_where_nothing_is_sent_nothing_is_counted():
     assert count([0, 0])[0] == {"nvlink_note": "nothing is sent to another rank"}
 
 
