@@ -131,6 +131,8 @@ def test_expert_major(formats: str, name: str, tokens: int) -> None:
         {"block_t": 32},
         {"block_t": 64},
         {"block_t": 64, "warps": 16, "down_per_sm": 2, "down_regs": 128},
+        {"block_t": 64, "tall": 1, "down_tall": 1},
+        {"block_t": 128, "tall": 1, "stages": 3, "down_tall": 1, "down_block_n": 64},
     ],
 )
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])
