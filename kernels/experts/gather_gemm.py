@@ -39,6 +39,7 @@ class Tiles:
     tall: int = 0  # 1: tokens are the tall operand of GEMM1, not the wide one; from tiles of 64 pairs on
     in_turn: int = 0  # 1: GEMM1 sums all of gate, then all of up: a stage without one of its two blocks of weights; fp8
     down_tall: int = 0  # as `tall`, of GEMM2
+    late: int = 0  # 1: GEMM1 scales products of up a step later, and tensor cores do not wait for that; fp8
 
 
 _BLOCKS, _WARPS, _COUNTS, _REGISTERS = (16, 32, 64, 128), (4, 8, 16), tuple(range(1, 17)), (64, 80, 96, 128, 168, 255)
@@ -47,7 +48,7 @@ ALLOWED: dict[str, tuple[int, ...]] = {
     "block_t": _BLOCKS, "block_n": _BLOCKS, "stages": _COUNTS, "warps": _WARPS, "per_sm": _COUNTS,
     "down_block_n": _BLOCKS, "down_stages": _COUNTS, "down_warps": _WARPS, "down_per_sm": _COUNTS,
     "prefetch": (128, 256, 512, 1024, 2048), "balance": (1, 2), "regs": _REGISTERS, "down_regs": _REGISTERS,
-    "tall": (1,), "in_turn": (1,), "down_tall": (1,),
+    "tall": (1,), "in_turn": (1,), "down_tall": (1,), "late": (1,),
 }  # fmt: skip
 """What each field of `Tiles` may be, beside 0, its default: tiles divide 128, and warps in fours make a product."""
 
@@ -84,7 +85,7 @@ class GatherGemm(ExpertCompute):
         self, block_t: int = 0, block_n: int = 0, stages: int = 0, warps: int = 0, per_sm: int = 0,
         down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
         prefetch: int = 0, balance: int = 0, regs: int = 0, down_regs: int = 0, tall: int = 0, in_turn: int = 0,
-        down_tall: int = 0,
+        down_tall: int = 0, late: int = 0,
     ) -> None:  # fmt: skip
         """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
         given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
@@ -110,8 +111,11 @@ class GatherGemm(ExpertCompute):
             )
         if shape.row_format is RowFormat.FP8 and self._asked.get("block_n", 128) != 128:
             return f"block_n={self._asked['block_n']} must be 128 for fp8: the columns that share a scale"
-        if shape.row_format is not RowFormat.FP8 and "in_turn" in self._asked:
-            return "in_turn=1 is for fp8 alone: leave it out"
+        fp8_alone = [name for name in ("in_turn", "late") if name in self._asked]
+        if shape.row_format is not RowFormat.FP8 and fp8_alone:
+            return f"{fp8_alone[0]}=1 is for fp8 alone: leave it out"
+        if len(fp8_alone) == 2:
+            return "in_turn=1 has no step in which up could be late: leave it out, or late=1"
         tiles = replace(default_tiles(shape), **self._asked)
         for name, asked in (("tall", tiles.tall), ("down_tall", tiles.down_tall)):
             if asked and tiles.block_t < _TALLEST:
@@ -197,8 +201,8 @@ class GatherGemm(ExpertCompute):
             epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
             self._h, self._h_scale, self._gate_up_part, self._arrivals,
             POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, TALL=bool(tiles.tall),
-            IN_TURN=bool(tiles.in_turn), num_warps=tiles.warps, num_stages=tiles.stages, **_at_most(tiles.regs),
-            **product,
+            IN_TURN=bool(tiles.in_turn), LATE=bool(tiles.late), num_warps=tiles.warps, num_stages=tiles.stages,
+            **_at_most(tiles.regs), **product,
         )  # fmt: skip
         on(down_kernel, self._sms * tiles.down_per_sm)(
             w2, w2_bytes, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),

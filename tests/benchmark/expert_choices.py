@@ -9,9 +9,9 @@ from epcross.kernels.experts.gather_gemm import default_tiles
 Tiles = dict[str, int]
 
 _TALL = {"block_t": 64, "tall": 1, "warps": 8, "per_sm": 1, "stages": 4}
+_LATE = _TALL | {"late": 1}
 _TALL_IN_TURN = {"block_t": 64, "tall": 1, "in_turn": 1, "warps": 4, "per_sm": 2, "stages": 4}
 _TALL_DOWN = {"down_tall": 1, "down_warps": 4, "down_per_sm": 2, "down_stages": 4, "down_regs": 255}
-_TALL_DOWN_64 = {**_TALL_DOWN, "down_block_n": 64, "down_per_sm": 4, "down_stages": 3, "down_regs": 128}
 _FP8: dict[int, list[Tiles]] = {
     16: [
         {"warps": 4, "per_sm": 1, "stages": 6},
@@ -24,19 +24,20 @@ _FP8: dict[int, list[Tiles]] = {
         {"warps": 8, "per_sm": 2, "stages": 3, "regs": 128},
         {"in_turn": 1, "warps": 4, "per_sm": 2, "stages": 4},
         {"down_warps": 8, "down_per_sm": 2, "down_stages": 5, "down_regs": 128},
-        _TALL | _TALL_DOWN,
+        {"late": 1},
+        _LATE | _TALL_DOWN,
         _TALL_IN_TURN | _TALL_DOWN,
     ],
     64: [
         _TALL,
+        _LATE,
         _TALL_IN_TURN,
         {"tall": 1, "warps": 8, "per_sm": 2, "stages": 2, "regs": 128},
         _TALL_DOWN,
-        {"down_tall": 1, "down_warps": 4, "down_per_sm": 3, "down_stages": 3, "down_regs": 168},
-        _TALL_DOWN_64,
-        _TALL | _TALL_DOWN,
+        _TALL_DOWN | {"down_per_sm": 3, "down_stages": 3, "down_regs": 168},
+        _LATE | {"stages": 5} | _TALL_DOWN,
+        _LATE | _TALL_DOWN | {"balance": 2},
         _TALL_IN_TURN | _TALL_DOWN,
-        _TALL | _TALL_DOWN | {"balance": 2},
         _TALL_IN_TURN | _TALL_DOWN | {"balance": 2},
     ],
 }
@@ -45,7 +46,6 @@ _MANY = {"block_t": 128, "balance": 2, "tall": 1, "per_sm": 1}
 _FP8_MANY: list[Tiles] = [  # from 64 pairs on
     _MANY | {"in_turn": 1, "warps": 8, "stages": 6} | _MANY_DOWN,
     _MANY | {"warps": 16, "stages": 4} | _MANY_DOWN,
-    _MANY | {"warps": 16, "stages": 4, "down_tall": 1, "down_warps": 8, "down_per_sm": 1, "down_stages": 6},
 ]
 _FEW_BF16: list[Tiles] = [
     {"warps": 4, "per_sm": 1, "stages": 5},

@@ -148,6 +148,26 @@ def test_gather_gemm_with_any_tiles_and_two_sets(formats: str, tiles: dict[str, 
         assert untouched(rows.out, place)
 
 
+@pytest.mark.parametrize("balance", [1, 2])
+@pytest.mark.parametrize("form", [{"in_turn": 1}, {"late": 1}])
+@pytest.mark.parametrize("of", [{"block_t": 16}, {"block_t": 64, "tall": 1}])
+def test_gather_gemm_adds_in_the_same_order_in_every_form(
+    of: dict[str, int], form: dict[str, int], balance: int
+) -> None:
+    """Of GEMM1's fp8 sums, to the last bit."""
+    shape, outs = shape_of("fp8", 40), []
+    rows = rank_major(shape, sources=SOURCES, slots=64, device="cuda")
+    for tiles in (of, of | form):
+        compute = GatherGemm(**tiles, balance=balance)
+        served(compute, shape, Layout.RANK_MAJOR)
+        compute.prepare(shape, Layout.RANK_MAJOR, weights_of(shape))
+        rows.out.fill_(0)
+        compute.run(rows)
+        judged(shape, compute, rows)
+        outs.append(rows.out.clone())
+    assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])
 def test_gather_gemm_gives_the_same_bits_again(formats: str) -> None:
     """Whoever comes last adds parts in their order, so that no run differs from another."""

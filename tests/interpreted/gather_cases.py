@@ -148,13 +148,14 @@ def test_tokens_as_the_tall_operand(formats: str, per_sm: int) -> None:
     assert int(compute._index.schedule[index_kernel.SPLITS.value]) == (1 if per_sm == 1 else 8)
 
 
+@pytest.mark.parametrize("form", ["in_turn", "late"])
 @pytest.mark.parametrize("tiles", [{"block_t": 16}, {"block_t": 16, "per_sm": 16}, {"block_t": 128, "tall": 1}])
-def test_gate_before_up_gives_the_same_bits(tiles: dict[str, int]) -> None:
+def test_another_order_of_the_two_sums_gives_the_same_bits(tiles: dict[str, int], form: str) -> None:
     shape = shape_of(*FORMATS["fp8"], hidden=1024, intermediate=256, num_local_experts=2)
     outs = []
-    for in_turn in (0, 1):
+    for other in ({}, {form: 1}):
         rows = rank_major(shape)
-        compared(GatherGemm(**tiles, in_turn=in_turn), shape, rows)
+        compared(GatherGemm(**tiles, **other), shape, rows)
         outs.append(rows.out.view(torch.int16))
     assert torch.equal(*outs)
 

@@ -63,6 +63,8 @@ def test_flashinfer(weights: WeightFormat, rows: dict[str, Any]) -> None:
         (GatherGemm(), RowFormat.BF16, FP4, Layout.RANK_MAJOR, "bf16 rows with bf16 weights and fp8 with fp8"),
         (GatherGemm(block_n=64), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "block_n=64 must be 128 for fp8"),
         (GatherGemm(in_turn=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "in_turn=1 is for fp8 alone"),
+        (GatherGemm(late=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "late=1 is for fp8 alone"),
+        (GatherGemm(late=1, in_turn=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "leave it out, or late=1"),
         (GatherGemm(block_t=32, tall=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "tall=1 needs block_t=64 or more"),
         (GatherGemm(block_t=16, down_tall=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "more, the rows of a product"),
         (DeepGemm("sideways"), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "form=sideways must be auto, masked or contig"),

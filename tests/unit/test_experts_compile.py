@@ -86,7 +86,8 @@ def made_for(kernel: Any, tiles: Tiles, fp8: bool) -> tuple[Any, int, int]:
     )
     constants = {**SIZES, "FP8": fp8, "BLOCK_N": block_n, "BLOCK_T": tiles.block_t, "BLOCK_K": 128 if fp8 else 64}
     if gate_up:
-        constants |= {"POWER_OF_TWO": False, "TALL": bool(tiles.tall), "IN_TURN": bool(tiles.in_turn)}
+        forms = {"TALL": bool(tiles.tall), "IN_TURN": bool(tiles.in_turn), "LATE": bool(tiles.late)}
+        constants |= {"POWER_OF_TWO": False, **forms}
     else:
         constants |= {"PREFETCH": tiles.prefetch, "TALL": bool(tiles.down_tall)}
     bound = {"maxnreg": registers} if registers else {}
@@ -128,7 +129,8 @@ def test_programs_that_are_tried_beside_each_other_fit_a_multiprocessor(
         assert GatherGemm(**choice).unsupported(shape, Layout.RANK_MAJOR) is None
         tiles = replace(default_tiles(shape), **choice)
         for kernel, prefix in ((gate_up_kernel, ""), (down_kernel, "down_")):
-            if not {f"{prefix}{name}" for name in ("warps", "per_sm", "stages", "regs")} & choice.keys():
+            asked = {f"{prefix}{name}" for name in ("warps", "per_sm", "stages", "regs", "tall", "late")}
+            if not asked & choice.keys():
                 continue
             made, threads, per_sm = made_for(kernel, tiles, fp8)
             registers, stack = usage(made.asm["cubin"], tmp_path)
@@ -138,25 +140,38 @@ def test_programs_that_are_tried_beside_each_other_fit_a_multiprocessor(
             assert not spilled_in_sums(tmp_path / "kernel.cubin"), choice
 
 
-def spilled_in_sums(file: Path) -> list[str]:
-    """Accesses to the stack in the innermost loops that multiply."""
+def sums(file: Path) -> list[list[str]]:
+    """The machine code of the innermost loops that multiply."""
     told = subprocess.run([TOOLS / "cuobjdump", "-sass", file], capture_output=True, text=True, check=True).stdout
     lines = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", told)]
     jumps = [(int(found[1], 16), at) for at, text in lines if (found := re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text))]
     loops = [(begin, end) for begin, end in jumps if begin < end]
-    inner = [
-        one for one in loops if not any(one != other and one[0] <= other[0] <= other[1] <= one[1] for other in loops)
-    ]
+    inner = [one for one in loops if not any(one != each and one[0] <= each[0] <= each[1] <= one[1] for each in loops)]
     bodies = [[text for at, text in lines if begin <= at <= end] for begin, end in inner]
-    sums = [body for body in bodies if any("GMMA" in text for text in body)]
-    assert sums
-    return [text for body in sums for text in body if re.search(r"\b(LDL|STL)\b", text)]
+    found = [body for body in bodies if any("GMMA" in text for text in body)]
+    assert found
+    return found
+
+
+def spilled_in_sums(file: Path) -> list[str]:
+    """Accesses to the stack in there."""
+    return [text for body in sums(file) for text in body if re.search(r"\b(LDL|STL)\b", text)]
+
+
+@pytest.mark.parametrize(("late", "waits"), [(0, 2), (1, 1)])
+def test_tensor_cores_need_not_wait_for_the_scaling_of_up(late: int, waits: int, tmp_path: Path) -> None:
+    tiles = Tiles(block_t=64, tall=1, warps=8, per_sm=1, stages=4, late=late)
+    made, _, _ = made_for(gate_up_kernel, tiles, True)
+    usage(made.asm["cubin"], tmp_path)
+    (body,) = sums(tmp_path / "kernel.cubin")
+    assert sum("GMMA" in text for text in body) == 8
+    assert sum("WARPGROUP.DEPBAR" in text for text in body) == waits
 
 
 def test_products_on_blackwell() -> None:
     constants = {
         **SIZES, "FP8": True, "POWER_OF_TWO": True, "BLOCK_N": 128, "BLOCK_T": 16, "BLOCK_K": 128, "TALL": False,
-        "IN_TURN": False,
+        "IN_TURN": False, "LATE": False,
     }  # fmt: skip
     made = compiled(gate_up_kernel, constants, True, 100, num_stages=3, num_warps=4)
     assert "cp.async.bulk.tensor" in made.asm["ptx"]

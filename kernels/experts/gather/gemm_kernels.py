@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from epcross.kernels.experts.gather.index_kernel import SHARED, SPLITS, TILES, WHOLE
-from epcross.kernels.experts.gather.product_kernels import added, nothing, scaled, scaled_sum
+from epcross.kernels.experts.gather.product_kernels import added, nothing, scaled, scaled_sum, scaled_sums
 from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
 
 
@@ -60,6 +60,7 @@ def gate_up_kernel(
     BLOCK_K: tl.constexpr,
     TALL: tl.constexpr,
     IN_TURN: tl.constexpr,  # the whole sum of gate, then that of up: a stage has one block of weights, not two
+    LATE: tl.constexpr,  # up is scaled a step later
     TWO_SETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -92,29 +93,23 @@ def gate_up_kernel(
         first, last = steps * split // parts, steps * (split + 1) // parts
         gate, up = nothing(BLOCK_N, BLOCK_T, TALL), nothing(BLOCK_N, BLOCK_T, TALL)
         if FP8:
-            # 32 bits: a pointer for each token would take too many registers
             xs_row = ((pair >> 1) // K) * x_scale_stride
             gs_ptr = w_scale_ptr + (gate_row // SCALE_BLOCK) * (H // SCALE_BLOCK)
             us_ptr = gs_ptr + (I // SCALE_BLOCK) * (H // SCALE_BLOCK)
             if IN_TURN:
-                xs_ptr = x_scale_ptr + xs_row
-                gate = scaled_sum(w_desc, gate_row, gs_ptr, x_row, xs_ptr, first, last, BLOCK_N, BLOCK_T, BLOCK_K, TALL)
+                gate = scaled_sum(
+                    w_desc, gate_row, gs_ptr, x_row, x_scale_ptr, xs_row, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL,
+                )  # fmt: skip
                 up = scaled_sum(
-                    w_desc, gate_row + I, us_ptr, x_row, xs_ptr, first, last, BLOCK_N, BLOCK_T, BLOCK_K, TALL
-                )
+                    w_desc, gate_row + I, us_ptr, x_row, x_scale_ptr, xs_row, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL,
+                )  # fmt: skip
             else:
-                xs, gs, us = tl.load(x_scale_ptr + xs_row + first), tl.load(gs_ptr + first), tl.load(us_ptr + first)
-                for step in tl.range(first, last):
-                    ahead = tl.minimum(step + 1, last - 1)
-                    xs_next, gs_next, us_next = (
-                        tl.load(x_scale_ptr + xs_row + ahead),
-                        tl.load(gs_ptr + ahead),
-                        tl.load(us_ptr + ahead),
-                    )
-                    x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
-                    gate += scaled(w_desc.load([gate_row, step * BLOCK_K]), x, xs * gs, TALL)
-                    up += scaled(w_desc.load([gate_row + I, step * BLOCK_K]), x, xs * us, TALL)
-                    xs, gs, us = xs_next, gs_next, us_next
+                gate, up = scaled_sums(
+                    w_desc, gate_row, gate_row + I, gs_ptr, us_ptr, x_row, x_scale_ptr, xs_row, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL, LATE,
+                )  # fmt: skip
         else:
             for step in tl.range(first, last):
                 x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
