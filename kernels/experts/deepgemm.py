@@ -21,7 +21,7 @@ from epcross.kernels.formats import RowFormat
 if TYPE_CHECKING:
     import torch
 
-_MASKED_ROWS = 1024  # rank-major capacity up to which room for every row at each expert is worth its memory
+_MASKED_BYTES = 8 << 30  # of memory that room for every row at each expert is worth: see `rank_major_form`
 _FORMS = ("auto", "masked", "contiguous")
 _BLOCK_T = 16  # of the index, where tiles are only units of work
 
@@ -98,12 +98,12 @@ class DeepGemm(ExpertCompute):
         self._programs = -(-4 * sms // experts) * experts  # each expert has as many
         form = "masked" if layout is Layout.EXPERT_MAJOR else self._form
         if form == "auto":
-            form = "masked" if shape.capacity_rows <= _MASKED_ROWS else "contiguous"
+            form = rank_major_form(shape)
         self._masked, self._index = form == "masked", None
         if layout is Layout.RANK_MAJOR:
             align = _BLOCK_T if self._masked else int(deep_gemm.get_mk_alignment_for_contiguous_layout())
             self._index = PairIndex(shape, align, device)
-            self._capacity = -(-shape.capacity_rows // MASKED_ROWS_MULTIPLE) * MASKED_ROWS_MULTIPLE
+            self._capacity = _masked_room(shape)
             places = (experts, self._capacity) if self._masked else (self._index.max_tiles * align,)
         else:
             self._capacity = shape.capacity_rows
@@ -239,6 +239,22 @@ class DeepGemm(ExpertCompute):
             H=shape.hidden, K=shape.top_k, BLOCK_T=index.block_t, BLOCK_N=1024, MASKED=self._masked,
             TWO_SETS=len(rows.sets) == 2, num_warps=4,
         )  # fmt: skip
+
+
+def rank_major_form(shape: ExpertShape) -> str:
+    """masked, where its buffers take no more than 8 GiB, else contiguous.
+
+    The masked products take as long as the rows that came, the contiguous ones as long as those that there is room for:
+    on an H200, with 1024 and 2048 rows, twice and four times as long a layer (kernels/README.md).
+    """
+    width = 1 if shape.row_format is RowFormat.FP8 else 2
+    place = shape.hidden * (width + 2) + shape.intermediate * (4 + width)  # rows, outputs; GEMM1's bf16, intermediate
+    return "masked" if shape.num_local_experts * _masked_room(shape) * place <= _MASKED_BYTES else "contiguous"
+
+
+def _masked_room(shape: ExpertShape) -> int:
+    """Places of an expert with room for every row."""
+    return -(-shape.capacity_rows // MASKED_ROWS_MULTIPLE) * MASKED_ROWS_MULTIPLE
 
 
 def _operands(shape: ExpertShape, copy: Any) -> tuple[Any, Any]:

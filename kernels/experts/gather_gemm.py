@@ -32,31 +32,48 @@ class Tiles:
     down_warps: int = 4
     down_per_sm: int = 2
     prefetch: int = 0  # bytes of each row of GEMM2's first weights that a program fetches while GEMM1 ends
-    balance: int = 0  # 1: GEMM1's sums are shared so that the last turn of the programs is full, not by powers of two
-    regs: int = 0  # registers that a thread of GEMM1 may take; 0: as many as the compiler likes
+    balance: int = 0  # 1: GEMM1's sums are shared so that the last turn of the programs is full, not by powers of two;
+    # 2: those of the last turn are, and others are not shared
+    regs: int = 0  # registers that a thread of GEMM1 may take; 0 or 255: as many as the compiler likes
     down_regs: int = 0  # likewise of GEMM2
+    tall: int = 0  # 1: tokens are the tall operand of GEMM1, not the wide one; from tiles of 64 pairs on
+    in_turn: int = 0  # 1: GEMM1 sums all of gate, then all of up: a stage without one of its two blocks of weights; fp8
+    down_tall: int = 0  # as `tall`, of GEMM2
+    late: int = 0  # 1: GEMM1 scales products of up a step later, and tensor cores do not wait for that; fp8
 
 
-_BLOCKS, _WARPS, _COUNTS, _REGISTERS = (16, 32, 64, 128), (4, 8, 16), tuple(range(1, 17)), (64, 80, 96, 128, 168)
+_BLOCKS, _WARPS, _COUNTS, _REGISTERS = (16, 32, 64, 128), (4, 8, 16), tuple(range(1, 17)), (64, 80, 96, 128, 168, 255)
+_TALLEST = 64  # rows of the tensor cores' product, of the tall operand
 ALLOWED: dict[str, tuple[int, ...]] = {
     "block_t": _BLOCKS, "block_n": _BLOCKS, "stages": _COUNTS, "warps": _WARPS, "per_sm": _COUNTS,
     "down_block_n": _BLOCKS, "down_stages": _COUNTS, "down_warps": _WARPS, "down_per_sm": _COUNTS,
-    "prefetch": (128, 256, 512, 1024, 2048), "balance": (1,), "regs": _REGISTERS, "down_regs": _REGISTERS,
+    "prefetch": (128, 256, 512, 1024, 2048), "balance": (1, 2), "regs": _REGISTERS, "down_regs": _REGISTERS,
+    "tall": (1,), "in_turn": (1,), "down_tall": (1,), "late": (1,),
 }  # fmt: skip
 """What each field of `Tiles` may be, beside 0, its default: tiles divide 128, and warps in fours make a product."""
 
 
 def default_tiles(shape: ExpertShape) -> Tiles:
-    """By how many pairs an expert is expected to have: a tile that holds them, so that weights are read once."""
+    """By how many pairs an expert is expected to have: a tile that holds them, so that weights are read once.
+
+    What each choice brought is in kernels/README.md.
+    """
     expected = shape.expected_rows_per_expert or max(1, shape.selections_bound // (4 * shape.num_local_experts))
+    fp8 = shape.weight_format is WeightFormat.FP8
     if expected <= 10:
-        if shape.weight_format is not WeightFormat.FP8:
-            return Tiles(block_t=16)
-        # where about every expert is hit, turns of one program a multiprocessor are full; see kernels/README.md
-        return Tiles(block_t=16, stages=6, per_sm=1) if expected > 4 else Tiles(block_t=16, warps=8)
-    if expected <= 24:
-        return Tiles(block_t=32, stages=4, warps=8, per_sm=1, down_stages=5)
-    return Tiles(block_t=64, stages=4, warps=8, per_sm=1, down_stages=4, down_warps=8, down_per_sm=1)
+        tiles = Tiles(block_t=16)
+        if fp8 and expected <= 4:  # some experts are not hit: sums are shared so that the last turn is full
+            tiles = replace(tiles, warps=8, balance=1)
+        elif fp8:  # about every expert is hit: turns of one program a multiprocessor are full
+            tiles = replace(tiles, stages=6, per_sm=1)
+    elif expected <= 24:
+        tiles = Tiles(block_t=32, stages=4, warps=8, per_sm=1)
+    else:
+        tiles = Tiles(block_t=64, stages=4, warps=8, per_sm=1, down_stages=4)
+        # of four warps bf16 was not measured yet
+        return tiles if fp8 else replace(tiles, down_warps=8, down_per_sm=1)
+    # GEMM2's units are short: while one of four programs begins or ends its own, the others read
+    return replace(tiles, down_stages=2, down_per_sm=4, down_regs=128) if fp8 else tiles
 
 
 class GatherGemm(ExpertCompute):
@@ -67,7 +84,8 @@ class GatherGemm(ExpertCompute):
     def __init__(
         self, block_t: int = 0, block_n: int = 0, stages: int = 0, warps: int = 0, per_sm: int = 0,
         down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
-        prefetch: int = 0, balance: int = 0, regs: int = 0, down_regs: int = 0,
+        prefetch: int = 0, balance: int = 0, regs: int = 0, down_regs: int = 0, tall: int = 0, in_turn: int = 0,
+        down_tall: int = 0, late: int = 0,
     ) -> None:  # fmt: skip
         """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
         given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
@@ -93,6 +111,15 @@ class GatherGemm(ExpertCompute):
             )
         if shape.row_format is RowFormat.FP8 and self._asked.get("block_n", 128) != 128:
             return f"block_n={self._asked['block_n']} must be 128 for fp8: the columns that share a scale"
+        fp8_alone = [name for name in ("in_turn", "late") if name in self._asked]
+        if shape.row_format is not RowFormat.FP8 and fp8_alone:
+            return f"{fp8_alone[0]}=1 is for fp8 alone: leave it out"
+        if len(fp8_alone) == 2:
+            return "in_turn=1 has no step in which up could be late: leave it out, or late=1"
+        tiles = replace(default_tiles(shape), **self._asked)
+        for name, asked in (("tall", tiles.tall), ("down_tall", tiles.down_tall)):
+            if asked and tiles.block_t < _TALLEST:
+                return f"{name}=1 needs block_t={_TALLEST} or more, the rows of a product, and it is {tiles.block_t}"
         sizes = {"hidden": shape.hidden, "intermediate": shape.intermediate}
         if wrong := [f"{name}={size}" for name, size in sizes.items() if size % 128]:
             many = "is not a multiple" if len(wrong) == 1 else "are not multiples"
@@ -122,7 +149,7 @@ class GatherGemm(ExpertCompute):
         self._units = self._sms * tiles.per_sm
         self._index = PairIndex(
             shape, tiles.block_t, device, column_blocks=inter // tiles.block_n, units=self._units,
-            balance=bool(tiles.balance),
+            balance=tiles.balance,
         )  # fmt: skip
         places = self._index.max_tiles * tiles.block_t
         floats = {"dtype": torch.float32, "device": device}
@@ -173,15 +200,16 @@ class GatherGemm(ExpertCompute):
             w1, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4, x_scale.stride(0),
             epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
             self._h, self._h_scale, self._gate_up_part, self._arrivals,
-            POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, num_warps=tiles.warps,
-            num_stages=tiles.stages, **_at_most(tiles.regs), **product,
+            POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, TALL=bool(tiles.tall),
+            IN_TURN=bool(tiles.in_turn), LATE=bool(tiles.late), num_warps=tiles.warps, num_stages=tiles.stages,
+            **_at_most(tiles.regs), **product,
         )  # fmt: skip
         on(down_kernel, self._sms * tiles.down_per_sm)(
             w2, w2_bytes, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
             first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
             index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
-            PREFETCH=tiles.prefetch, BLOCK_N=tiles.down_block_n, num_warps=tiles.down_warps,
-            num_stages=tiles.down_stages, **_at_most(tiles.down_regs), **product,
+            PREFETCH=tiles.prefetch, BLOCK_N=tiles.down_block_n, TALL=bool(tiles.down_tall),
+            num_warps=tiles.down_warps, num_stages=tiles.down_stages, **_at_most(tiles.down_regs), **product,
         )  # fmt: skip
         on(finish_kernel, self._sms * 4)(
             index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,

@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from epcross.kernels.experts import oracle  # noqa: E402
 from epcross.kernels.experts.compute import ExpertCompute  # noqa: E402
 from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE, DeepGemm  # noqa: E402
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat  # noqa: E402
-from epcross.kernels.experts.gather_gemm import GatherGemm, default_tiles  # noqa: E402
+from epcross.kernels.experts.gather_gemm import GatherGemm  # noqa: E402
 from epcross.kernels.experts.landing import ExpertMajorLanding, RankMajorLanding  # noqa: E402
 from epcross.kernels.experts.quantise import quantise_fp8_rows  # noqa: E402
 from epcross.kernels.experts.torch_grouped import TorchGrouped  # noqa: E402
@@ -40,47 +39,12 @@ from epcross.kernels.experts.weights import ExpertWeights, WeightCopy, copies_ne
 from epcross.kernels.formats import RowFormat  # noqa: E402
 
 from tests._experts import hidden_states, random_ids  # noqa: E402  # isort: skip
+from tests.benchmark.expert_choices import Tiles, choices  # noqa: E402  # isort: skip
 
 SLOTS, TOP_K, HIDDEN, INTERMEDIATE = 256, 8, 7168, 2048
 POINTS = ",".join(f"{ep}x{tokens}" for ep in (8, 16, 32, 64) for tokens in (1, 8, 32, 128))
 FORMATS = {"fp8": (RowFormat.FP8, WeightFormat.FP8), "bf16": (RowFormat.BF16, WeightFormat.BF16)}
 GRAPH_US, BYTES_PER_US = 6000, 4.3e6  # a graph lasts about this long, if weights are all that counts
-
-Tiles = dict[str, int]
-
-
-def choices(block_t: int, fp8: bool) -> Iterator[Tiles]:
-    """Those of a first sweep on an H200 that were ever within 2 % of the best, and switches it did not have: registers
-    few enough that programs which are to share a multiprocessor do (a test holds all of these to that)."""
-    few = block_t < 64
-    if fp8 and few:
-        yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 6}
-        yield {"block_t": block_t, "warps": 8, "per_sm": 1, "stages": 4}
-        yield {"block_t": block_t, "warps": 8, "per_sm": 2, "stages": 3, "regs": 128}
-        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 4, "down_stages": 2, "down_regs": 128}
-        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 5, "down_regs": 128}
-    elif few:
-        yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 5}
-        yield {"block_t": block_t, "warps": 8, "per_sm": 2, "stages": 3, "regs": 128}
-    else:
-        yield {"block_t": block_t, "warps": 8, "per_sm": 1, "stages": 5 if fp8 else 3}
-        yield {"block_t": block_t, "warps": 16, "per_sm": 1, "stages": 4}
-        yield {"block_t": block_t, "warps": 16, "per_sm": 1, "stages": 5}
-        if not fp8:  # which would spill
-            yield {"block_t": block_t, "warps": 4, "per_sm": 1, "stages": 3}
-        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 4, "down_regs": 128}
-        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 2, "down_stages": 3, "down_regs": 128}
-        yield {"block_t": block_t, "down_warps": 4, "down_per_sm": 2, "down_stages": 4}
-        yield {"block_t": block_t, "down_block_n": 64, "down_warps": 4, "down_per_sm": 3, "down_stages": 4}
-        yield {"block_t": block_t, "down_warps": 8, "down_per_sm": 1, "down_stages": 7}
-    yield {"block_t": block_t, "prefetch": 1024}
-    if few:
-        yield {"block_t": block_t, "balance": 1}
-
-
-def tried(usual: int) -> set[int]:
-    """Numbers of pairs of a tile to try where this one is the default."""
-    return {usual, usual // 2} if usual > 16 else {usual}
 
 
 def shape_of(ep: int, tokens: int, formats: str) -> ExpertShape:
@@ -92,9 +56,10 @@ def shape_of(ep: int, tokens: int, formats: str) -> ExpertShape:
     )  # fmt: skip
 
 
-def compile_tiles(formats: str, tiles: Tiles) -> str | None:
-    """In a process of its own: Triton's cache then has the kernels. Why not, if they cannot be had."""
-    shape = shape_of(128, 1, formats)
+def compile_tiles(formats: str, pairs: int, tiles: Tiles) -> str | None:
+    """In a process of its own: Triton's cache then has the kernels that an expert with so many pairs is served by. Why
+    not, if they cannot be had."""
+    shape = replace(shape_of(128, 1, formats), expected_rows_per_expert=pairs)
     try:
         weights = ExpertWeights(weight_format=shape.weight_format, copies=(_room(shape),))
         landing = RankMajorLanding(shape, 128, "cuda")
@@ -134,8 +99,6 @@ class Point:
                 codes, scales = quantise_fp8_rows(values)
                 rows, scales = codes.view(torch.uint8).view(ep, tokens, -1), scales.view(ep, tokens, -1)
             for layout, made in ((Layout.RANK_MAJOR, RankMajorLanding), (Layout.EXPERT_MAJOR, ExpertMajorLanding)):
-                if layout is Layout.EXPERT_MAJOR and ep * tokens > 4096:
-                    continue
                 landing = made(self.shape_in(layout), ep, "cuda")
                 for source in range(ep):
                     landing.land(source, rows[source], scales[source], ids[source], factors[source])
@@ -258,17 +221,16 @@ def main() -> None:
     began, where = time.monotonic(), provenance()
     points = [tuple(map(int, point.split("x"))) for point in words.points.split(",")]
     words.out.parent.mkdir(parents=True, exist_ok=True)
-    asked: dict[tuple[str, str], Tiles] = {}
+    asked: dict[tuple[str, int, str], Tiles] = {}
     for formats in words.formats.split(","):
         for ep, tokens in points:
-            usual = default_tiles(shape_of(ep, tokens, formats)).block_t
-            for block_t in tried(usual):
-                for tiles in [] if words.others_only else choices(block_t, formats == "fp8"):
-                    asked[formats, json.dumps(tiles)] = tiles
-    failed: dict[tuple[str, str], str] = {}
+            shape = shape_of(ep, tokens, formats)
+            for tiles in [] if words.others_only else choices(shape):
+                asked[formats, shape.expected_rows_per_expert, json.dumps(tiles)] = tiles
+    failed: dict[tuple[str, int, str], str] = {}
     workers = max(1, min(12, (os.cpu_count() or 2) - 2))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {key: pool.submit(compile_tiles, key[0], tiles) for key, tiles in asked.items()}
+        waiting = {key: pool.submit(compile_tiles, *key[:2], tiles) for key, tiles in asked.items()}
         for key, each in waiting.items():
             if reason := each.result():
                 failed[key] = reason
@@ -299,18 +261,18 @@ def main() -> None:
                     copies = min(12, copies_needed(least.bytes_per_expert, l2_bytes()))
                     weights, of = make_weights(least, seed=1, device="cuda", copies=copies), ep
                 point = Point(ep, tokens, formats, weights)
-                usual = default_tiles(point.shape).block_t
                 candidates: list[tuple[str, Layout, Tiles | None, ExpertCompute]] = [
                     ("gather_gemm", Layout.RANK_MAJOR, {}, GatherGemm()),
                     ("deepgemm masked", Layout.RANK_MAJOR, None, DeepGemm("masked")),
-                    ("deepgemm contiguous", Layout.RANK_MAJOR, None, DeepGemm("contiguous")),
                     ("deepgemm", Layout.EXPERT_MAJOR, None, DeepGemm()),
                     ("torch_grouped", Layout.RANK_MAJOR, None, TorchGrouped()),
                 ]
+                if words.others_only:  # twice to six times as long as masked
+                    candidates.append(("deepgemm contiguous", Layout.RANK_MAJOR, None, DeepGemm("contiguous")))
                 candidates += [
                     ("gather_gemm", Layout.RANK_MAJOR, tiles, GatherGemm(**tiles))
                     for key, tiles in asked.items()
-                    if key[0] == formats and key not in failed and tiles["block_t"] in tried(usual)
+                    if key[:2] == (formats, point.shape.expected_rows_per_expert) and key not in failed
                 ]
                 for name, layout, tiles, compute in candidates:
                     if time.monotonic() - began > words.limit_s:
@@ -322,8 +284,6 @@ def main() -> None:
                             tiles=tiles,
                             wrong="left out: the time was over",
                         )
-                        continue
-                    if name == "deepgemm masked" and ep * tokens > 2048:
                         continue
                     if (
                         not point.landings[layout]

@@ -131,6 +131,8 @@ def test_expert_major(formats: str, name: str, tokens: int) -> None:
         {"block_t": 32},
         {"block_t": 64},
         {"block_t": 64, "warps": 16, "down_per_sm": 2, "down_regs": 128},
+        {"block_t": 64, "tall": 1, "down_tall": 1},
+        {"block_t": 128, "tall": 1, "stages": 3, "down_tall": 1, "down_block_n": 64},
     ],
 )
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])
@@ -144,6 +146,26 @@ def test_gather_gemm_with_any_tiles_and_two_sets(formats: str, tiles: dict[str, 
         judged(shape, compute, rows)
         place, _ = oracle.expected_of_rows(shape, weights_of(shape).copies[0], rows, compute.arithmetic(shape))
         assert untouched(rows.out, place)
+
+
+@pytest.mark.parametrize("balance", [1, 2])
+@pytest.mark.parametrize("form", [{"in_turn": 1}, {"late": 1}])
+@pytest.mark.parametrize("of", [{"block_t": 16}, {"block_t": 64, "tall": 1}])
+def test_gather_gemm_adds_in_the_same_order_in_every_form(
+    of: dict[str, int], form: dict[str, int], balance: int
+) -> None:
+    """Of GEMM1's fp8 sums, to the last bit."""
+    shape, outs = shape_of("fp8", 40), []
+    rows = rank_major(shape, sources=SOURCES, slots=64, device="cuda")
+    for tiles in (of, of | form):
+        compute = GatherGemm(**tiles, balance=balance)
+        served(compute, shape, Layout.RANK_MAJOR)
+        compute.prepare(shape, Layout.RANK_MAJOR, weights_of(shape))
+        rows.out.fill_(0)
+        compute.run(rows)
+        judged(shape, compute, rows)
+        outs.append(rows.out.clone())
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])

@@ -107,16 +107,28 @@ def test_sums_are_shared_among_any_number(formats: str) -> None:
     assert int(compute._index.schedule[index_kernel.SPLITS.value]) == 5
 
 
+@pytest.mark.parametrize("formats", FORMATS)
+def test_sums_of_the_last_turn_are_shared_and_others_are_not(formats: str) -> None:
+    """Six units for four programs: four whole, and two parts of each of the two that are left."""
+    shape = shape_of(*FORMATS[formats], hidden=1024, intermediate=384, num_local_experts=2, capacity_rows=12)
+    compute = GatherGemm(block_t=16, per_sm=2, balance=2)
+    compared(compute, shape, rank_major(shape), times=2)
+    schedule = compute._index.schedule
+    assert (int(schedule[index_kernel.SPLITS.value]), int(schedule[index_kernel.WHOLE.value])) == (2, 4)
+
+
 @pytest.mark.parametrize(
-    ("experts", "balance", "splits"), [(4, 1, 3), (5, 1, 2), (8, 1, 2), (9, 1, 3), (9, 0, 2), (17, 1, 1)]
+    ("experts", "balance", "splits"),
+    [(4, 1, 3), (5, 1, 2), (8, 1, 2), (9, 1, 3), (9, 0, 2), (17, 1, 1), (4, 2, 3), (9, 2, 3), (17, 2, 8), (20, 2, 3)],
 )
 def test_parts_of_sums_fill_the_last_turn(experts: int, balance: int, splits: int) -> None:
     """As many experts, each of one tile and 16 units, on 264 programs: 9 x 16 x 2 would leave 24 for another turn."""
     shape = shape_of(*FORMATS["bf16"], num_local_experts=experts, first_slot=0, capacity_rows=12)
-    index = PairIndex(shape, 16, torch.device("cpu"), column_blocks=16, units=264, balance=bool(balance))
+    index = PairIndex(shape, 16, torch.device("cpu"), column_blocks=16, units=264, balance=balance)
     index.fill(rank_major(shape, share=1.0, headers=False, slots=experts), pdl=False)
-    tiles, found, _, _ = index.schedule.tolist()
+    tiles, found, _, _, whole = index.schedule.tolist()
     assert (tiles, found) == (experts, splits)
+    assert whole == (experts * 16 // 264 * 264 if balance == 2 else 0)
 
 
 @pytest.mark.parametrize("formats", FORMATS)
@@ -124,6 +136,28 @@ def test_other_tiles_give_the_same(formats: str) -> None:
     shape = shape_of(*FORMATS[formats], intermediate=256)
     narrow = {} if formats == "fp8" else {"block_n": 64}
     compared(GatherGemm(block_t=32, down_block_n=64, regs=128, down_regs=96, **narrow), shape, rank_major(shape))
+
+
+@pytest.mark.parametrize("per_sm", [1, 16])
+@pytest.mark.parametrize("formats", FORMATS)
+def test_tokens_as_the_tall_operand(formats: str, per_sm: int) -> None:
+    """Sums of GEMM1 whole, and in parts."""
+    shape = shape_of(*FORMATS[formats], hidden=1024, num_local_experts=2)
+    compute = GatherGemm(block_t=64, tall=1, down_tall=1, per_sm=per_sm)
+    compared(compute, shape, rank_major(shape))
+    assert int(compute._index.schedule[index_kernel.SPLITS.value]) == (1 if per_sm == 1 else 8)
+
+
+@pytest.mark.parametrize("form", ["in_turn", "late"])
+@pytest.mark.parametrize("tiles", [{"block_t": 16}, {"block_t": 16, "per_sm": 16}, {"block_t": 128, "tall": 1}])
+def test_another_order_of_the_two_sums_gives_the_same_bits(tiles: dict[str, int], form: str) -> None:
+    shape = shape_of(*FORMATS["fp8"], hidden=1024, intermediate=256, num_local_experts=2)
+    outs = []
+    for other in ({}, {form: 1}):
+        rows = rank_major(shape)
+        compared(GatherGemm(**tiles, **other), shape, rows)
+        outs.append(rows.out.view(torch.int16))
+    assert torch.equal(*outs)
 
 
 def test_scales_that_are_powers_of_two() -> None:
@@ -165,7 +199,7 @@ def test_the_index_has_every_pair_once(seed: int) -> None:
     index = PairIndex(shape, 16, torch.device("cpu"), column_blocks=4, units=30)
     index.fill(rows, pdl=False)
     ids = torch.where(rows.present()[:, None], rows.sets[0].ids, -1)
-    tiles, splits, shared, dropped = index.schedule.tolist()
+    tiles, splits, shared, dropped, _ = index.schedule.tolist()
     wanted_tiles, several = 0, set()
     for expert in range(5):
         row, selection = (ids == 2 + expert).nonzero(as_tuple=True)

@@ -14,7 +14,7 @@ import torch
 
 from epcross.kernels.experts import oracle
 from epcross.kernels.experts.compute import ExpertCompute
-from epcross.kernels.experts.deepgemm import DeepGemm
+from epcross.kernels.experts.deepgemm import DeepGemm, rank_major_form
 from epcross.kernels.experts.flashinfer import FlashInferMoe
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather_gemm import GatherGemm
@@ -84,6 +84,11 @@ def test_flashinfer_without_the_sources_of_its_module(tmp_path: Path, monkeypatc
         (GatherGemm(), RowFormat.BF16, BF16, Layout.EXPERT_MAJOR, "rank-major rows in place, not expert_major"),
         (GatherGemm(), RowFormat.BF16, FP4, Layout.RANK_MAJOR, "bf16 rows with bf16 weights and fp8 with fp8"),
         (GatherGemm(block_n=64), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "block_n=64 must be 128 for fp8"),
+        (GatherGemm(in_turn=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "in_turn=1 is for fp8 alone"),
+        (GatherGemm(late=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "late=1 is for fp8 alone"),
+        (GatherGemm(late=1, in_turn=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "leave it out, or late=1"),
+        (GatherGemm(block_t=32, tall=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "tall=1 needs block_t=64 or more"),
+        (GatherGemm(block_t=16, down_tall=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "more, the rows of a product"),
         (DeepGemm("sideways"), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "form=sideways must be auto, masked or contig"),
         (DeepGemm(), RowFormat.BF16, FP8, Layout.RANK_MAJOR, "not bf16 rows with fp8 weights"),
         (
@@ -117,6 +122,17 @@ def test_faulty_shapes_are_refused_by_all(compute: ExpertCompute) -> None:
             assert says in (compute.unsupported(replace(shape, **wrong), layout) or "")
 
 
+@pytest.mark.parametrize(
+    ("experts", "rows", "form"),
+    [(32, 1024, "masked"), (4, 8192, "masked"), (32, 8448, "masked"), (32, 8449, "contiguous"), (128, 2048, "masked")],
+)
+def test_deepgemm_makes_room_for_every_row_at_each_expert_up_to_8_gib(experts: int, rows: int, form: str) -> None:
+    sizes = {"num_local_experts": experts, "first_slot": 0, "hidden": 7168, "intermediate": 2048, "top_k": 8}
+    assert rank_major_form(shape_of(RowFormat.FP8, FP8, capacity_rows=rows, **sizes)) == form
+    if (experts, rows) == (128, 2048):
+        assert rank_major_form(shape_of(RowFormat.BF16, BF16, capacity_rows=rows, **sizes)) == "contiguous"
+
+
 def test_gather_gemm_names_every_size_that_its_tiles_do_not_divide() -> None:
     shape = shape_of(RowFormat.BF16, BF16, hidden=200, intermediate=77)
     said = GatherGemm().unsupported(shape, Layout.RANK_MAJOR)
@@ -131,7 +147,7 @@ def test_gather_gemm_says_what_its_index_cannot_hold() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("block_t", -3), ("block_t", 48), ("warps", 5), ("stages", 40), ("balance", 2), ("prefetch", 7)],
+    [("block_t", -3), ("block_t", 48), ("warps", 5), ("stages", 40), ("balance", 3), ("prefetch", 7)],
 )
 def test_tiles_that_cannot_be_are_refused_by_name(option: str, value: int) -> None:
     shape = shape_of(RowFormat.BF16, WeightFormat.BF16)

@@ -15,13 +15,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from epcross.kernels.experts.formats import ExpertShape, WeightFormat
+from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather.gemm_kernels import down_kernel, gate_up_kernel
 from epcross.kernels.experts.gather.index_kernel import index_kernel
-from epcross.kernels.experts.gather_gemm import Tiles, default_tiles
+from epcross.kernels.experts.gather_gemm import GatherGemm, Tiles, default_tiles
 from epcross.kernels.formats import RowFormat
 
-from tests.benchmark import gpu_experts  # isort: skip
+from tests.benchmark.expert_choices import choices  # isort: skip
 
 TOOLS = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
 SHARED_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor
@@ -40,13 +40,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-def tiles_at(expected: int, fp8: bool) -> Tiles:
+def shape_at(expected: int, fp8: bool) -> ExpertShape:
     formats = (RowFormat.FP8, WeightFormat.FP8) if fp8 else (RowFormat.BF16, WeightFormat.BF16)
-    shape = ExpertShape(
+    return ExpertShape(
         num_local_experts=32, first_slot=0, top_k=8, hidden=7168, intermediate=2048, row_format=formats[0],
         weight_format=formats[1], capacity_rows=8, expected_rows_per_expert=expected,
     )  # fmt: skip
-    return default_tiles(shape)
 
 
 def compiled(kernel: Any, constants: dict[str, Any], fp8: bool, capability: int, **options: int) -> Any:
@@ -86,7 +85,11 @@ def made_for(kernel: Any, tiles: Tiles, fp8: bool) -> tuple[Any, int, int]:
         else (tiles.down_block_n, tiles.down_stages, tiles.down_warps, tiles.down_per_sm, tiles.down_regs)
     )
     constants = {**SIZES, "FP8": fp8, "BLOCK_N": block_n, "BLOCK_T": tiles.block_t, "BLOCK_K": 128 if fp8 else 64}
-    constants |= {"POWER_OF_TWO": False} if gate_up else {"PREFETCH": 1024}
+    if gate_up:
+        forms = {"TALL": bool(tiles.tall), "IN_TURN": bool(tiles.in_turn), "LATE": bool(tiles.late)}
+        constants |= {"POWER_OF_TWO": False, **forms}
+    else:
+        constants |= {"PREFETCH": tiles.prefetch, "TALL": bool(tiles.down_tall)}
     bound = {"maxnreg": registers} if registers else {}
     return compiled(kernel, constants, fp8, 90, num_stages=stages, num_warps=warps, **bound), 32 * warps, per_sm
 
@@ -94,7 +97,7 @@ def made_for(kernel: Any, tiles: Tiles, fp8: bool) -> tuple[Any, int, int]:
 @pytest.mark.parametrize("expected", [1, 8, 16, 100])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_products_on_hopper(fp8: bool, expected: int, tmp_path: Path) -> None:
-    tiles = tiles_at(expected, fp8)
+    tiles = default_tiles(shape_at(expected, fp8))
     assert tiles.block_t >= min(expected, 64)
     for kernel in (gate_up_kernel, down_kernel):
         made, _, per_sm = made_for(kernel, tiles, fp8)
@@ -103,35 +106,73 @@ def test_products_on_hopper(fp8: bool, expected: int, tmp_path: Path) -> None:
         assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n\d+k\d+\.f32\.{kind}", program)
         assert "cp.async.bulk.tensor" in program
         assert "griddepcontrol.wait" in program
-        assert ("prefetch.global.L2" in program) == (kernel is down_kernel)
         assert "mma.sync.aligned.m16" not in program
         assert usage(made.asm["cubin"], tmp_path)[1] == 0, "registers do not suffice"
         assert made.metadata.shared * per_sm <= SHARED_BYTES
 
 
+@pytest.mark.parametrize("prefetch", [0, 1024])
+def test_the_first_weights_are_brought_to_the_l2_where_asked(prefetch: int) -> None:
+    made, _, _ = made_for(down_kernel, replace(default_tiles(shape_at(8, True)), prefetch=prefetch), True)
+    assert ("prefetch.global.L2" in made.asm["ptx"]) == (prefetch > 0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block_t", [16, 32, 64])
+@pytest.mark.parametrize("expected", [1, 8, 16, 64, 256])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_programs_that_are_tried_beside_each_other_fit_a_multiprocessor(
-    fp8: bool, block_t: int, tmp_path: Path
+    fp8: bool, expected: int, tmp_path: Path
 ) -> None:
     """A register too many, and the second one waits for the first to end: what was tried was not what was meant."""
-    usual = tiles_at({16: 8, 32: 16, 64: 100}[block_t], fp8)
-    assert usual.block_t == block_t
-    for choice in gpu_experts.choices(block_t, fp8):
-        tiles = replace(usual, **choice)
+    shape = shape_at(expected, fp8)
+    for choice in choices(shape):
+        assert GatherGemm(**choice).unsupported(shape, Layout.RANK_MAJOR) is None
+        tiles = replace(default_tiles(shape), **choice)
         for kernel, prefix in ((gate_up_kernel, ""), (down_kernel, "down_")):
-            if not {f"{prefix}{name}" for name in ("warps", "per_sm", "stages", "regs")} & choice.keys():
+            asked = {f"{prefix}{name}" for name in ("warps", "per_sm", "stages", "regs", "tall", "late")}
+            if not asked & choice.keys():
                 continue
             made, threads, per_sm = made_for(kernel, tiles, fp8)
             registers, stack = usage(made.asm["cubin"], tmp_path)
             assert made.metadata.shared * per_sm <= SHARED_BYTES, choice
             assert registers * threads * per_sm <= REGISTERS, (choice, registers)
-            assert stack <= 96, (choice, stack)  # of what is done once a tile
+            assert stack <= 128, (choice, stack)  # of what is done once a tile
+            assert not spilled_in_sums(tmp_path / "kernel.cubin"), choice
+
+
+def sums(file: Path) -> list[list[str]]:
+    """The machine code of the innermost loops that multiply."""
+    told = subprocess.run([TOOLS / "cuobjdump", "-sass", file], capture_output=True, text=True, check=True).stdout
+    lines = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", told)]
+    jumps = [(int(found[1], 16), at) for at, text in lines if (found := re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text))]
+    loops = [(begin, end) for begin, end in jumps if begin < end]
+    inner = [one for one in loops if not any(one != each and one[0] <= each[0] <= each[1] <= one[1] for each in loops)]
+    bodies = [[text for at, text in lines if begin <= at <= end] for begin, end in inner]
+    found = [body for body in bodies if any("GMMA" in text for text in body)]
+    assert found
+    return found
+
+
+def spilled_in_sums(file: Path) -> list[str]:
+    """Accesses to the stack in there."""
+    return [text for body in sums(file) for text in body if re.search(r"\b(LDL|STL)\b", text)]
+
+
+@pytest.mark.parametrize(("late", "waits"), [(0, 2), (1, 1)])
+def test_tensor_cores_need_not_wait_for_the_scaling_of_up(late: int, waits: int, tmp_path: Path) -> None:
+    tiles = Tiles(block_t=64, tall=1, warps=8, per_sm=1, stages=4, late=late)
+    made, _, _ = made_for(gate_up_kernel, tiles, True)
+    usage(made.asm["cubin"], tmp_path)
+    (body,) = sums(tmp_path / "kernel.cubin")
+    assert sum("GMMA" in text for text in body) == 8
+    assert sum("WARPGROUP.DEPBAR" in text for text in body) == waits
 
 
 def test_products_on_blackwell() -> None:
-    constants = {**SIZES, "FP8": True, "POWER_OF_TWO": True, "BLOCK_N": 128, "BLOCK_T": 16, "BLOCK_K": 128}
+    constants = {
+        **SIZES, "FP8": True, "POWER_OF_TWO": True, "BLOCK_N": 128, "BLOCK_T": 16, "BLOCK_K": 128, "TALL": False,
+        "IN_TURN": False, "LATE": False,
+    }  # fmt: skip
     made = compiled(gate_up_kernel, constants, True, 100, num_stages=3, num_warps=4)
     assert "cp.async.bulk.tensor" in made.asm["ptx"]
 
@@ -139,7 +180,7 @@ def test_products_on_blackwell() -> None:
 def test_the_index() -> None:
     constants = {
         "E": 32, "E_PAD": 32, "K": 8, "K_PAD": 8, "ROWS": 64, "BLOCK_T": 16, "COLUMN_BLOCKS": 16, "MAX_SPLITS": 8,
-        "BALANCE": True, "TWO_SETS": True, "HAS_HEADERS": True, "HAS_LIMIT": False, "PDL": True,
+        "BALANCE": 2, "TWO_SETS": True, "HAS_HEADERS": True, "HAS_LIMIT": False, "PDL": True,
     }  # fmt: skip
     made = compiled(index_kernel, constants, False, 90, num_warps=4)
     assert "atom" in made.asm["ptx"]

@@ -1,9 +1,10 @@
 """The two grouped GEMMs and what finishes them. Triton programs: importing this needs Triton.
 
-Weights are the tall operand and tokens the wide one, since a decode step has few tokens for each expert: a product of
+Weights are the tall operand and tokens the wide one, where a decode step has few tokens for each expert: a product of
 BLOCK_N rows of weights and BLOCK_T tokens wastes no tensor core on absent tokens, and reads weights once, by bulk
-copies that the compiler keeps several stages deep. Programs are persistent and take units of work in the order in
-which neighbours share weights in the L2.
+copies that the compiler keeps several stages deep. With TALL, for tiles of 64 tokens and more, it is the other way
+round (product_kernels.py). Programs are persistent and take units of work in the order in which neighbours share
+weights in the L2.
 
 fp8: a product over 128 values is accumulated from 0 by the tensor cores, then scaled and added in fp32, because their
 accumulator keeps fewer bits than fp32 has (DeepSeek-V3 report, section 3.3.2). Scales are fetched one step ahead.
@@ -12,7 +13,8 @@ accumulator keeps fewer bits than fp32 has (DeepSeek-V3 report, section 3.3.2). 
 import triton
 import triton.language as tl
 
-from epcross.kernels.experts.gather.index_kernel import SHARED, SPLITS, TILES
+from epcross.kernels.experts.gather.index_kernel import SHARED, SPLITS, TILES, WHOLE
+from epcross.kernels.experts.gather.product_kernels import added, nothing, scaled, scaled_sum, scaled_sums
 from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
 
 
@@ -46,7 +48,7 @@ def gate_up_kernel(
     max_tiles,
     h_ptr,  # out [max_tiles * BLOCK_T, I]: the intermediate, as quantised
     h_scale_ptr,  # out fp32 [I / 128, max_tiles * BLOCK_T]
-    part_ptr,  # fp32 [split units, 2, BLOCK_N, BLOCK_T]
+    part_ptr,  # fp32 [split units, 2, BLOCK_N, BLOCK_T], or with TALL [.., BLOCK_T, BLOCK_N]
     arrivals_ptr,  # int32 [split units], 0 between runs
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
@@ -56,6 +58,9 @@ def gate_up_kernel(
     BLOCK_N: tl.constexpr,  # columns of the intermediate
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TALL: tl.constexpr,
+    IN_TURN: tl.constexpr,  # the whole sum of gate, then that of up: a stage has one block of weights, not two
+    LATE: tl.constexpr,  # up is scaled a step later
     TWO_SETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -68,65 +73,68 @@ def gate_up_kernel(
         x_scale_ptr += parity * x_scale_delta
     tiles = tl.load(schedule_ptr + TILES)
     splits = tl.load(schedule_ptr + SPLITS)
+    whole = tl.load(schedule_ptr + WHOLE)
     columns_of_tile: tl.constexpr = I // BLOCK_N
     steps: tl.constexpr = H // BLOCK_K
     k = tl.arange(0, BLOCK_K)
     n = tl.arange(0, BLOCK_N)
     t = tl.arange(0, BLOCK_T)
-    for unit in range(tl.program_id(0), tiles * columns_of_tile * splits, tl.num_programs(0)):
-        block = unit // splits
-        split = unit - block * splits
+    for unit in range(tl.program_id(0), whole + (tiles * columns_of_tile - whole) * splits, tl.num_programs(0)):
+        parts = tl.where(unit < whole, 1, splits)
+        shared = tl.maximum(unit - whole, 0) // splits  # which of the sums that are
+        block = tl.where(unit < whole, unit, whole + shared)
+        split = tl.where(unit < whole, 0, unit - whole - shared * splits)
         tile = block // columns_of_tile
         column = (block - tile * columns_of_tile) * BLOCK_N
         expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
         row = ((pair >> 1) // K).to(tl.int64)
         x_row = x_ptr + row * x_stride
         gate_row = expert * (2 * I) + column
-        first, last = steps * split // splits, steps * (split + 1) // splits
-        gate = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-        up = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        first, last = steps * split // parts, steps * (split + 1) // parts
+        gate, up = nothing(BLOCK_N, BLOCK_T, TALL), nothing(BLOCK_N, BLOCK_T, TALL)
         if FP8:
-            xs_row = (
-                (pair >> 1) // K
-            ) * x_scale_stride  # 32 bits: a pointer for each token would take too many registers
+            xs_row = ((pair >> 1) // K) * x_scale_stride
             gs_ptr = w_scale_ptr + (gate_row // SCALE_BLOCK) * (H // SCALE_BLOCK)
             us_ptr = gs_ptr + (I // SCALE_BLOCK) * (H // SCALE_BLOCK)
-            xs, gs, us = tl.load(x_scale_ptr + xs_row + first), tl.load(gs_ptr + first), tl.load(us_ptr + first)
-            for step in tl.range(first, last):
-                ahead = tl.minimum(step + 1, last - 1)
-                xs_next, gs_next, us_next = (
-                    tl.load(x_scale_ptr + xs_row + ahead),
-                    tl.load(gs_ptr + ahead),
-                    tl.load(us_ptr + ahead),
-                )
-                x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
-                gate += tl.dot(w_desc.load([gate_row, step * BLOCK_K]), x.T) * (xs * gs)[None, :]
-                up += tl.dot(w_desc.load([gate_row + I, step * BLOCK_K]), x.T) * (xs * us)[None, :]
-                xs, gs, us = xs_next, gs_next, us_next
+            if IN_TURN:
+                gate = scaled_sum(
+                    w_desc, gate_row, gs_ptr, x_row, x_scale_ptr, xs_row, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL,
+                )  # fmt: skip
+                up = scaled_sum(
+                    w_desc, gate_row + I, us_ptr, x_row, x_scale_ptr, xs_row, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL,
+                )  # fmt: skip
+            else:
+                gate, up = scaled_sums(
+                    w_desc, gate_row, gate_row + I, gs_ptr, us_ptr, x_row, x_scale_ptr, xs_row, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL, LATE,
+                )  # fmt: skip
         else:
             for step in tl.range(first, last):
                 x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
-                gate = tl.dot(w_desc.load([gate_row, step * BLOCK_K]), x.T, gate)
-                up = tl.dot(w_desc.load([gate_row + I, step * BLOCK_K]), x.T, up)
+                gate = added(w_desc.load([gate_row, step * BLOCK_K]), x, gate, TALL)
+                up = added(w_desc.load([gate_row + I, step * BLOCK_K]), x, up, TALL)
         complete = True
-        if splits > 1:  # whoever comes last adds all parts, in their order
+        if parts > 1:  # whoever comes last adds all of them, in their order
             size: tl.constexpr = BLOCK_N * BLOCK_T
-            inner = n[:, None] * BLOCK_T + t[None, :]
-            mine = part_ptr + tl.cast(unit, tl.int64) * (2 * size) + inner
+            inner = t[:, None] * BLOCK_N + n[None, :] if TALL else n[:, None] * BLOCK_T + t[None, :]
+            mine = part_ptr + tl.cast(unit - whole, tl.int64) * (2 * size) + inner
             tl.store(mine, gate)
             tl.store(mine + size, up)
             tl.debug_barrier()
-            complete = tl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel", scope="gpu") == splits - 1
+            complete = tl.atomic_add(arrivals_ptr + shared, 1, sem="acq_rel", scope="gpu") == parts - 1
             if complete:
-                tl.store(arrivals_ptr + block, 0)
-                gate = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-                up = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-                for other in range(splits):
-                    part = part_ptr + tl.cast(block * splits + other, tl.int64) * (2 * size) + inner
+                tl.store(arrivals_ptr + shared, 0)
+                gate, up = nothing(BLOCK_N, BLOCK_T, TALL), nothing(BLOCK_N, BLOCK_T, TALL)
+                for other in range(parts):
+                    part = part_ptr + tl.cast(shared * parts + other, tl.int64) * (2 * size) + inner
                     gate += tl.load(part, cache_modifier=".cg")
                     up += tl.load(part + size, cache_modifier=".cg")
         if complete:
-            h = (gate / (1 + tl.exp(-gate)) * up).T
+            h = gate / (1 + tl.exp(-gate)) * up
+            if not TALL:
+                h = h.T
             place = tile * BLOCK_T + t
             at = h_ptr + place.to(tl.int64)[:, None] * I + (column + n)[None, :]
             if FP8:
@@ -188,6 +196,7 @@ def down_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TALL: tl.constexpr,
     PREFETCH: tl.constexpr,  # bytes of each row of the first unit's weights to bring to the L2 while GEMM1 ends
     TWO_SETS: tl.constexpr,
     PDL: tl.constexpr,
@@ -210,7 +219,7 @@ def down_kernel(
         expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
         w_row = expert * H + column
         place = tile * BLOCK_T + t
-        y = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        y = nothing(BLOCK_N, BLOCK_T, TALL)
         if FP8:
             hs_ptr = h_scale_ptr + place
             places = max_tiles * BLOCK_T
@@ -220,15 +229,16 @@ def down_kernel(
                 ahead = tl.minimum(step + 1, steps - 1)
                 hs_next, ws_next = tl.load(hs_ptr + ahead * places), tl.load(ws_ptr + ahead)
                 w = w_desc.load([w_row, step * BLOCK_K])
-                y += tl.dot(w, h_desc.load([tile * BLOCK_T, step * BLOCK_K]).T) * (hs * ws)[None, :]
+                h = h_desc.load([tile * BLOCK_T, step * BLOCK_K])
+                y += scaled(w, h, hs * ws, TALL)
                 hs, ws = hs_next, ws_next
         else:
             for step in tl.range(0, steps):
                 w = w_desc.load([w_row, step * BLOCK_K])
-                y = tl.dot(w, h_desc.load([tile * BLOCK_T, step * BLOCK_K]).T, y)
+                y = added(w, h_desc.load([tile * BLOCK_T, step * BLOCK_K]), y, TALL)
         row = ((pair >> 1) // K).to(tl.int64)
         weight = tl.load(weight_ptr + row * weight_stride + (pair >> 1) % K)
-        y = (y * weight[None, :]).T
+        y = y * weight[:, None] if TALL else (y * weight[None, :]).T
         shared = (pair & 1) == 1
         at = (column + n)[None, :]
         tl.store(out_ptr + row[:, None] * out_stride + at, y.to(tl.bfloat16), mask=(own & (shared == 0))[:, None])

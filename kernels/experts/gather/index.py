@@ -23,7 +23,7 @@ class PairIndex:
         *,
         column_blocks: int = 1,
         units: int = 0,
-        balance: bool = False,
+        balance: int = 0,
     ) -> None:
         """Take memory.
 
@@ -33,12 +33,13 @@ class PairIndex:
             device: where.
             column_blocks: units of work that a tile is to GEMM1.
             units: of GEMM1 that are wanted; with fewer, programs share a sum. 0 = they never do.
-            balance: share sums so that the last turn of the programs is full, not by powers of two.
+            balance: 1 shares sums so that the last turn of the programs is full, not by powers of two; 2 shares
+                those of the last turn alone.
         """
         import torch
 
         self._shape, self.block_t, self._column_blocks, self._units = shape, block_t, column_blocks, units
-        self._balance = balance and units > 0
+        self._balance = balance if units > 0 else 0
         bound, experts = shape.selections_bound, shape.num_local_experts
         self.max_tiles = bound // block_t + min(experts, bound)
 
@@ -49,7 +50,7 @@ class PairIndex:
         self.place = empty(shape.capacity_rows, shape.top_k)
         self.shared = empty(shape.capacity_rows)
         self.counters = torch.zeros(experts + 2, dtype=torch.int32, device=device)
-        self.schedule = torch.zeros(4, dtype=torch.int32, device=device)
+        self.schedule = torch.zeros(5, dtype=torch.int32, device=device)
         self.expert_rows = empty(experts)
         self.expert_tile = empty(experts)
         self.tile = empty(2, self.max_tiles)

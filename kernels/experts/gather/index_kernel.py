@@ -9,17 +9,19 @@ import triton
 import triton.language as tl
 
 EPOCH_SHIFT = tl.constexpr(21)  # of kernels/onesided/layout.py; a test holds the two together
-TILES, SPLITS, SHARED, DROPPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Places in `schedule`: tiles, programs that share a sum of GEMM1, rows with several pairs, tiles without a place."""
+TILES, SPLITS, SHARED, DROPPED, WHOLE = (tl.constexpr(place) for place in range(5))
+"""Places in `schedule`: tiles, programs that share a sum of GEMM1, rows with several pairs, tiles without a place, and
+how many sums of GEMM1, the first ones, nobody shares."""
 FULL_SHARE, PART_SHARE = tl.constexpr(0.6), tl.constexpr(0.02)  # see `_balanced`
 
 
 @triton.jit
-def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr):
+def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr):
     """Into how many parts to cut each sum so that all are done soonest, in turns of `programs` units.
 
     A turn that is not full takes less, but not below FULL_SHARE: fewer programs do not draw the memory's bandwidth.
-    Each part costs PART_SHARE of a sum, for being stored and read. There is room for twice as many parts as programs.
+    Each part costs PART_SHARE of a sum for every 16 pairs of a tile, for being stored and read. There is room for twice
+    as many parts as programs.
     """
     splits = 1
     least = 1e9
@@ -29,7 +31,7 @@ def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr):
         rest = (units - turns * programs).to(tl.float32) / programs
         cost = (turns + tl.where(rest > 0, tl.maximum(rest, FULL_SHARE), 0.0)) / parts
         if parts > 1:
-            cost += PART_SHARE * units.to(tl.float32) / programs
+            cost += PART_SHARE * (BLOCK_T / 16) * units.to(tl.float32) / programs
         better = (cost < least) & ((parts == 1) | (units <= 2 * programs))
         splits = tl.where(better, parts, splits)
         least = tl.where(better, cost, least)
@@ -57,7 +59,7 @@ def index_kernel(
     place_ptr,  # out int32 [N, K]: expert * N + number within it, -1 for other ranks' selections
     shared_ptr,  # out int32 [N]: rows with several pairs
     counters_ptr,  # int32 [E + 2], 0 between runs: pairs of each expert, rows with several, blocks that are done
-    schedule_ptr,  # out int32 [4]
+    schedule_ptr,  # out int32 [5]
     expert_rows_ptr,  # out int32 [E]
     expert_tile_ptr,  # out int32 [E]: the first tile of each expert
     tile_ptr,  # out int32 [2, max_tiles]: expert, and number of its first pair
@@ -71,7 +73,7 @@ def index_kernel(
     BLOCK_T: tl.constexpr,  # pairs of a tile
     COLUMN_BLOCKS: tl.constexpr,  # of GEMM1
     MAX_SPLITS: tl.constexpr,
-    BALANCE: tl.constexpr,  # choose splits by how full the last turn of the programs is
+    BALANCE: tl.constexpr,  # 1: choose splits by how full the last turn of the programs is; 2: split that turn alone
     TWO_SETS: tl.constexpr,
     HAS_HEADERS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
@@ -123,9 +125,11 @@ def index_kernel(
         tl.store(expert_rows_ptr + each, rows, mask=each < E)
         tl.store(expert_tile_ptr + each, first, mask=each < E)
         total_kept = tl.minimum(total, max_tiles)
-        splits = 1
+        splits, whole = 1, 0
         if BALANCE:
-            splits = _balanced(total_kept * COLUMN_BLOCKS, wanted_units, MAX_SPLITS)
+            if BALANCE == 2:
+                whole = total_kept * COLUMN_BLOCKS // wanted_units * wanted_units
+            splits = _balanced(total_kept * COLUMN_BLOCKS - whole, wanted_units, MAX_SPLITS, BLOCK_T)
         else:
             while (splits * 2 <= MAX_SPLITS) & (total_kept * COLUMN_BLOCKS * splits < wanted_units):
                 splits *= 2
@@ -134,6 +138,7 @@ def index_kernel(
         tl.store(schedule_ptr + SPLITS, splits)
         tl.store(schedule_ptr + SHARED, shared)
         tl.store(schedule_ptr + DROPPED, total - total_kept)
+        tl.store(schedule_ptr + WHOLE, whole)
         tl.debug_barrier()  # they are read before they are zero for the next run
         tl.store(counters_ptr + each, tl.zeros_like(each), mask=each < E + 2)
         if E + 2 > E_PAD:
