@@ -28,7 +28,8 @@ for CUDA, cuda-core and nvidia-ml-py. Steps, in this order unless named otherwis
     peers_mps   sweeps/baselines_mps.yaml        two processes on one GPU, under MPS
     baselines_warm what baselines compiles by shape, many at a time             about 2 minutes
     baselines   sweeps/baselines_nvlink.yaml     two GPUs, BASELINES_WORDS may say otherwise   about 15 minutes: resume
-    experts     bits of fp8 sums, tests/gpu/test_experts.py, tests/benchmark/gpu_experts.py with EXPERT_WORDS: 6 minutes
+    experts     bits of fp8 sums, tests/gpu/test_experts.py with EXPERT_TESTS (such as -k gather_gemm), and
+                tests/benchmark/gpu_experts.py with EXPERT_WORDS                              3 minutes
     experts_warm  what experts_sweep compiles, many at a time: tests/gpu/warm.py   about 2 minutes
     experts_sweep sweeps/experts_h200.yaml       one GPU, EXPERT_SWEEP_WORDS may say otherwise   about 6 minutes
     layer_one   one GPU: our layer with each expert stage, all ranks in one launch, and its contract
@@ -148,7 +149,10 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "baselines": [sweep("baselines_nvlink", *baseline_words)],
         "experts": [
             [*python, "tests/benchmark/gpu_fp8_bits.py", "--json", str(out / "fp8_bits.json")],
-            [*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"],
+            [
+                *(*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"),
+                *shlex.split(os.environ.get("EXPERT_TESTS", "")),
+            ],
             [
                 *python,
                 "tests/benchmark/gpu_experts.py",
