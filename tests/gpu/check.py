@@ -150,7 +150,8 @@ def commands(out: Path, ep_size: int = 8) -> dict[str, list[list[str]]]:
         "experts": [
             [*python, "tests/benchmark/gpu_fp8_bits.py", "--json", str(out / "fp8_bits.json")],
             [
-                *(*python, "-m", "pytest", "tests/gpu/test_experts.py", "-q", "--durations=5", "-p", "no:cacheprovider"),
+                *(*python, "-m", "pytest", "tests/gpu/test_experts.py"),
+                *("-q", "--durations=5", "-p", "no:cacheprovider"),
                 *shlex.split(os.environ.get("EXPERT_TESTS", "")),
             ],
             [

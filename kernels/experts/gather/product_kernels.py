@@ -11,6 +11,7 @@ import triton.language as tl
 
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter knows no assembly
 
+
 @triton.jit
 def nothing(BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, TALL: tl.constexpr):
     """Sums of BLOCK_N columns for BLOCK_T tokens before the first product."""
