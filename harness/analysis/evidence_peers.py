@@ -1,26 +1,24 @@
 """What the documents say of a committed run in which kernels of this repository stand beside others, as Markdown."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from epcross.harness.analysis.captions import repeats, span
+from epcross.harness.analysis.captions import repeats
 from epcross.harness.analysis.crossover import MARGIN, State, find
+from epcross.harness.analysis.evidence_reasons import reasons
 from epcross.harness.analysis.evidence_run import OURS, TIMED, EvidenceRun, Panel, names
 from epcross.harness.analysis.frame import NO_WEIGHTS, load
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
-from epcross.harness.terms import HEADLINES, Regime, Status
+from epcross.harness.terms import HEADLINES
 
 _MISSING = "-"
 _NO_CALL = "the two were never measured in one call"
-_REASONS = 3  # of a backend's points, in a status
 _UNTOLD = "cannot be told"
-_NEXT_LINE = " | "  # of what a process wrote before it ended
 
 
 def medians(run: EvidenceRun) -> str:
@@ -42,33 +40,7 @@ def medians(run: EvidenceRun) -> str:
                 cells = [microseconds(median(times[name, at])) if (name, at) in times else _MISSING for at in tokens]
                 lines.append(f"| {label} | {' | '.join(cells)} |")
             tables.append("\n".join(lines))
-    return "\n\n".join([*tables, f"Each median is of {repeats(places)}.", *_reasons(run)])
-
-
-def leads(run: EvidenceRun) -> str:
-    """The better of ours beside the best of the others at each number of tokens, in steady state. Ratios are of times
-    of one call: a run that went on later, on the same GPUs, found them at other clocks."""
-    tables, series, counts = [], run.series(), []
-    for panel in run.panels():
-        times = _by_call(run, panel)
-        lines = [
-            f"| tokens per rank, {run.words(panel)}, steady | ours (us) | best other (us) | other / ours |",
-            "| ---: | ---: | ---: | ---: |",
-        ]
-        for tokens in sorted({each for _, each in times}):
-            if lead := _lead({name: calls for (name, at), calls in times.items() if at == tokens}):
-                spoken = [
-                    f"{series[name][0]} {microseconds(median([us for call in calls for us in call]))}"
-                    for name, calls in lead
-                ]
-                counts += [sum(map(len, calls)) for _, calls in lead]
-                lines.append(f"| {tokens} | {' | '.join(spoken)} | {_ratio(lead[1][1], lead[0][1])} |")
-        if len(lines) > 2:
-            tables.append("\n".join(lines))
-    if not tables:
-        return "nothing of ours stands beside another backend"
-    n = f"Each median is of n = {span(counts)} repeats, of calls in which both were measured."
-    return "\n\n".join([*tables, n])
+    return "\n\n".join([*tables, f"Each median is of {repeats(places)}.", *reasons(run)])
 
 
 def crossings(run: EvidenceRun) -> str:
@@ -140,108 +112,11 @@ def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
     )
 
 
-def again(run: EvidenceRun) -> str:
-    """How far medians of one series differ from one start of its processes to the next: what no comparison can see.
-    Says of how many series, starts and repeats, since those that were started once have no part in it."""
-    by_launch: dict[tuple[Any, ...], dict[tuple[str, int], list[float]]] = {}
-    series = run.series()
-    for panel in run.panels():
-        for regime in TIMED:
-            for (name, tokens), rows in run.shown(regime, panel).items():
-                starts = by_launch.setdefault((name, run.words(panel), regime, tokens), {})
-                for row in rows:
-                    assert row.latency_us is not None
-                    starts.setdefault((row.run_id, row.launch), []).append(row.latency_us)
-    compared = {point: [each[start] for start in sorted(each)] for point, each in by_launch.items() if len(each) > 1}
-    if not compared:
-        return "each series was started once, so nothing can be said of what a second start changes"
-    apart = {point: abs(median(each[-1]) / median(each[0]) - 1) for point, each in compared.items()}
-    worst = max(apart, key=lambda point: apart[point])
-    labels = [label for name, (label, _) in series.items() if name in {point[0] for point in compared}]
-    starts = span(len(each) for each in compared.values())
-    n = span(len(times) for each in compared.values() for times in each)
-    others = len(series) - len(labels)
-    once = f"; the other {others} series, started once, tell nothing of it" if others else ""
-    return (
-        f"{len(labels)} of the {len(series)} series ({'; '.join(labels)}) have points with more than one start: the"
-        f" first and the last of {starts} starts, compared at {len(compared)} points by the medians of n = {n} repeats"
-        f" each, differ by more than {MARGIN:.0%} at {sum(share > MARGIN for share in apart.values())}; half of them by"
-        f" less than {median(list(apart.values())):.1%}, and the largest is {apart[worst]:.1%}"
-        f" ({series[worst[0]][0]}, {worst[1]}, {worst[2]}, {worst[3]} tokens per rank){once}"
-    )
-
-
-Calls = list[list[float]]
-"""Times of one series, of each call in which it was measured beside another."""
-
-
-def _by_call(run: EvidenceRun, panel: Panel) -> dict[tuple[str, int], dict[str, list[float]]]:
-    """Steady headline latencies by series and tokens per rank, and then by what was held while they were taken."""
-    found: dict[tuple[str, int], dict[str, list[float]]] = {}
-    name_of = names(run.rows)
-    for row in run.headline_rows(Regime.STEADY, panel):
-        assert row.latency_us is not None
-        calls = found.setdefault((name_of(row), row.tokens_per_rank), {})
-        calls.setdefault(row.allocation_id, []).append(row.latency_us)
-    return found
-
-
-def _lead(times: Mapping[str, Mapping[str, list[float]]]) -> tuple[tuple[str, Calls], tuple[str, Calls]] | None:
-    """The fastest of the others and that of ours which is furthest ahead of it, ours first, with the times of those
-    calls in which both were measured; None if no two were."""
-    best: dict[str, tuple[float, tuple[tuple[str, Calls], tuple[str, Calls]]]] = {}
-    for other in (name for name in times if not name.startswith(OURS)):
-        for mine in (name for name in times if name.startswith(OURS)):
-            shared = sorted(times[mine].keys() & times[other].keys())
-            if not shared:
-                continue
-            ours, theirs = ([own[call] for call in shared] for own in (times[mine], times[other]))
-            ratio = _middle(theirs, ours)
-            if other not in best or ratio > best[other][0]:
-                best[other] = ratio, ((mine, ours), (other, theirs))
-    return min(best.values(), key=lambda found: found[0])[1] if best else None
-
-
-def _middle(above: Calls, below: Calls) -> float:
-    """The median over calls of the ratio of medians within each."""
-    return median([median(one) / median(other) for one, other in zip(above, below, strict=True)])
-
-
-def _ratio(above: Calls, below: Calls) -> str:
-    """Of medians within a call, and between the ends of both ranges within one."""
-    pairs = list(zip(above, below, strict=True))
-    low, high = min(min(a) / max(b) for a, b in pairs), max(max(a) / min(b) for a, b in pairs)
-    return f"{_middle(above, below):.2f} [{low:.2f}..{high:.2f}]"
-
-
 def _of_shared_calls(mine: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     """The rows of both whose point the other was measured at in the same call, too."""
     keys = ["regime", "tokens_per_rank", "allocation_id"]
     shared = pd.MultiIndex.from_frame(mine[keys]).intersection(pd.MultiIndex.from_frame(other[keys]))
     return pd.concat([own[pd.MultiIndex.from_frame(own[keys]).isin(shared)] for own in (mine, other)])
-
-
-def _reasons(run: EvidenceRun) -> list[str]:
-    """A sentence for each backend that has points without a number: how many, by status, with the commonest reasons."""
-    points: dict[str, dict[str, dict[str, str]]] = {}
-    for row in sorted(run.rows, key=lambda row: (row.tokens_per_rank, row.dispatch_format)):
-        if row.phase in HEADLINES and row.regime in TIMED and row.status != Status.OK:
-            reason = (row.reason or "no reason given").split(_NEXT_LINE)[0]  # the rest is in the rows
-            points.setdefault(row.backend, {}).setdefault(row.status, {})[row.point_id] = reason
-    sentences = []
-    for backend in (name for name in run.backends if name in points):
-        words = []
-        for status, each in sorted(points[backend].items()):
-            told = Counter(each.values()).most_common(_REASONS)
-            words += [f"{_points(count)} {status} ({reason})" for reason, count in told]
-            if rest := len(each) - sum(count for _, count in told):
-                words.append(f"{_points(rest)} {status} for other reasons")
-        sentences.append(f"{run.backends[backend]['label']}: {'; '.join(words)}.")
-    return sentences
-
-
-def _points(count: int) -> str:
-    return f"{count} {'point' if count == 1 else 'points'}"
 
 
 def _subjects(run: EvidenceRun, panel: Panel) -> dict[str, dict[str, str]]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
+from epcross.harness.storing.withdrawn import Withdrawal, read_withdrawn
 from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
 
 OURS = ("onesided", "layer_onesided")
@@ -46,6 +47,7 @@ class EvidenceRun:
     floor: Mapping[str, Any]
     size_bytes: int
     older: tuple[RunDirectory, ...] = ()
+    withdrawn: Mapping[str, tuple[Withdrawal, ...]] = field(default_factory=dict)  # by run
 
     def sources(self) -> list[tuple[RunDirectory, list[int]]]:
         """The runs behind the headline rows, newest first, each with the EP sizes that it stands for."""
@@ -184,7 +186,9 @@ def _filled(runs: list[EvidenceRun]) -> EvidenceRun:
         if missing:
             rows = tuple(row for row in other.rows if row.ep_size in missing)
             floor = {**other.floor, **newest.floor}
-            newest = replace(newest, rows=newest.rows + rows, floor=floor, older=(*newest.older, other.run))
+            withdrawn = {**other.withdrawn, **newest.withdrawn}
+            older = (*newest.older, other.run)
+            newest = replace(newest, rows=newest.rows + rows, floor=floor, older=older, withdrawn=withdrawn)
     return newest
 
 
@@ -196,7 +200,14 @@ def read_run(folder: Path, run: RunDirectory) -> EvidenceRun:
     """
     rows = [Record(**row) for row in read_rows_table(folder).to_pylist() if row["run_id"] == run.run_id]
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    found = EvidenceRun(folder=folder, run=run, rows=tuple(rows), floor=read_floor(run) or {}, size_bytes=size_bytes)
+    found = EvidenceRun(
+        folder=folder,
+        run=run,
+        rows=tuple(rows),
+        floor=read_floor(run) or {},
+        size_bytes=size_bytes,
+        withdrawn={run.run_id: read_withdrawn(folder)},
+    )
     if not any(row.regime in TIMED for row in found.headline_rows()):
         raise StoreError(
             f"{folder} has no round trip that is ok and without flags, so no number can rest on it; take a run on a "

@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 from epcross.harness.analysis.captions import fewest_launches, repeats
 from epcross.harness.analysis.cells import headline_flags
+from epcross.harness.analysis.evidence_again import again
 from epcross.harness.analysis.evidence_layers import shares, stages
+from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
-from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
+from epcross.harness.analysis.evidence_peers import crossings, medians
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, Panel, what
+from epcross.harness.analysis.evidence_settings import settings
 from epcross.harness.analysis.soak_table import moved_gb, verified_rounds
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, median
@@ -104,15 +107,27 @@ def machine_of(run: RunDirectory) -> str:
 
 
 def floor(run: EvidenceRun) -> str:
-    """What the machine could do at best, at the smallest EP size."""
+    """What the machine could do at best, at the smallest EP size; of pushes and pulls the fastest number of blocks."""
     sizes = {entry["ep_size"]: entry for entry in run.floor.values() if "error" not in entry}
     if not sizes:
         return "no floor was measured"
     entry = sizes[min(sizes)]
+    ways = [(verb, max(entry.get(f"{way}_gbps_by_blocks", {}).values(), default=None)) for verb, way in _WAYS]
+    each = " and ".join(f"{verb} {_digits(gbps)} GB/s" for verb, gbps in ways if gbps is not None)
     return (
-        f"at EP {entry['ep_size']} a flag crosses in {entry['flag_one_way_us']:.3g} us, all ranks together copy "
-        f"{entry['copy_gbps']:.3g} GB/s, and an empty pair costs {entry['empty_pair_us']:.3g} us"
+        f"at EP {entry['ep_size']} a flag crosses in {_digits(entry['flag_one_way_us'])} us, all ranks together copy "
+        f"{_digits(entry['copy_gbps'])} GB/s{f' (a rank {each})' if each else ''}, and an empty pair costs "
+        f"{_digits(entry['empty_pair_us'])} us"
     )
+
+
+_WAYS = (("pushes", "push"), ("pulls", "pull"))
+"""A verb, and how the floor calls what a rank's kernels moved by stores and by loads, by their number of blocks."""
+
+
+def _digits(value: float) -> str:
+    """Three of them, and no power of ten."""
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def rows(run: EvidenceRun) -> str:
@@ -171,6 +186,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "size": size,
     "run": run_id,
     "versions": versions,
+    "settings": settings,
     "soak": soak,
     "medians": medians,
     "leads": leads,

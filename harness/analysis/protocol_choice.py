@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from epcross.harness.analysis.cells import headline_flags
 from epcross.harness.analysis.material import Run
+from epcross.harness.analysis.older import differs_from, shown
 from epcross.harness.errors import InputError
 from epcross.harness.record import Record
 from epcross.harness.terms import Domain, Phase, Regime, RowFormat, Status
@@ -27,9 +28,6 @@ _ALIKE = (
     *("model", "num_experts", "num_slots", "top_k", "routing", "routing_params", "placement", "combine_format"),
 )
 """What rows of one setting must agree in, lest the limit be that of a mixture."""
-
-_HASHES = frozenset({"machine", "measure_hash", "backend_version"})
-_HASH_SHOWN = 12  # digits of a hash, which are enough to tell two apart
 
 Times = Mapping[int, Mapping[str, Sequence[Record]]]
 """Tokens per rank -> protocol -> rows, where both protocols have some."""
@@ -173,9 +171,8 @@ def _alike(setting: Setting, parts: Sequence[tuple[Run, Sequence[Record]]]) -> t
             reason = f"its own rows differ in {problem}; measure each of these in a run of its own"
         elif not times:
             reason = "no token count at which both protocols have such round trips in one call"
-        elif newest and (apart := [name for name in _ALIKE if kind[name] != newest[name]]):
-            differences = ", ".join(f"{name} ({kind[name]}, there {newest[name]})" for name in apart)
-            reason = f"it differs from {next(iter(taken))}, which is newer, in {differences}"
+        elif newest and (difference := differs_from(next(iter(taken)), kind, newest)):
+            reason = difference
         else:
             newest = newest or kind
             taken[run.run_id] = times
@@ -186,14 +183,9 @@ def _alike(setting: Setting, parts: Sequence[tuple[Run, Sequence[Record]]]) -> t
 
 def _kind(rows: Sequence[Record]) -> tuple[dict[str, str], str]:
     """The one value of everything in `_ALIKE`, and what has several, with them."""
-    found = {name: sorted({_value(name, row) for row in rows}) for name in _ALIKE}
+    found = {name: sorted({shown(name, getattr(row, name)) for row in rows}) for name in _ALIKE}
     several = [f"{name} ({', '.join(values)})" for name, values in found.items() if len(values) > 1]
     return {name: values[0] for name, values in found.items()}, ", ".join(several)
-
-
-def _value(name: str, row: Record) -> str:
-    value = str(getattr(row, name))
-    return value[:_HASH_SHOWN] if name in _HASHES else value
 
 
 def _of_one_call(rows: Sequence[Record]) -> Times:

@@ -74,7 +74,7 @@ def claim_page(judgement: Judgement) -> RenderableType:
     if judgement.readings:
         parts += _readings(judgement.readings)
         if not all(one.headline for one in judgement.readings):
-            parts.append(Text("* counts for the verdict; other lines show each backend by itself"))
+            parts.append(Text("* counts for the verdict; other lines show each backend by itself, or an older run"))
     verdict = f"Verdict: {judgement.verdict}" + (f": {judgement.reason}" if judgement.reason else "")
     return Constrain(Group(*parts, Text(verdict), Text("")), WIDTH)
 

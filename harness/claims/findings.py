@@ -36,6 +36,9 @@ class Reading:
     product: str = ""  # GPUs; empty for published numbers
     machine: str = ""  # hash of what makes two machines comparable
     measure_hash: str = ""  # of the sources that can change a number
+    runs: tuple[str, ...] = ()  # whose rows it rests on
+    taken_at: str = ""  # when the last of these rows was begun, UTC
+    superseded: str = ""  # why it counts no more: which newer run answers the same
     verdict: Verdict
     reason: str = ""
     findings: tuple[Finding, ...] = ()

@@ -6,7 +6,8 @@ the same routing. What the source states (`where`) selects rows; where it states
 at each. Only rows of one rank per GPU over NVLink count, and of these only those that a headline may rest on.
 
 The headline of a baseline that its source does not name (a mode of DeepEP, say) is the fastest of its backends at each
-batch; each of them is read by itself too, and does not count.
+batch; each of them is read by itself too, and does not count. Nor does a reading that a newer run answers again
+(`newest`); rows that were counted as wrong stay counted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import OF_PUBLISHED, OVER_BASELINE, Claim, Members, Quantity, Way
 from epcross.harness.claims.findings import Finding, Judgement, Reading, found_text, listed, reason, why
 from epcross.harness.claims.hardware import nominal_gbps
+from epcross.harness.claims.newest import left_out, newest_counts
 from epcross.harness.claims.selection import (
     NoRows,
     axes,
@@ -88,14 +90,14 @@ def _of_measured(
     if claim.quantity is Quantity.INCORRECT_ROWS:
         readings = list(_counts(claim, subject))
     else:
-        readings = list(_readings(claim, book, subject, baseline, published))
+        readings = newest_counts(claim, list(_readings(claim, book, subject, baseline, published)))
     heads = [one for one in readings if one.headline]
     verdict = _over(heads)
     return Judgement(
         claim=claim,
         way=way,
         verdict=verdict,
-        reason=reason(claim, book, heads, verdict),
+        reason=". ".join(filter(None, [reason(claim, book, heads, verdict), left_out(readings)])),
         found=found_text([finding for one in heads for finding in one.findings]),
         readings=tuple(readings),
     )
@@ -132,6 +134,8 @@ def _readings(
                 product=str(values["product"]),
                 machine=str(values["machine"]),
                 measure_hash=str(values["measure_hash"]),
+                runs=tuple(sorted({*map(str, own["run_id"]), *map(str, other["run_id"])})),
+                taken_at=str(own["started_at"].max()),
                 verdict=verdict,
                 reason=words,
                 findings=findings,

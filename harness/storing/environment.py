@@ -33,6 +33,7 @@ devices, transports and generated kernels; one whose name speaks of a secret is 
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH")
 _LIBRARIES = re.compile(r"/(lib(?:c|stdc\+\+|gomp|iomp5|openblas|nccl|nvshmem|cuda|cudart|mpi|fabric|ucp)[-.\d][^/]*)$")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # control sequences of a terminal (ECMA-48, 5.4)
 _GPU_FIELDS = (
     "index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id", "clocks.sm", "clocks.mem",
     "mig.mode.current",
@@ -100,6 +101,14 @@ def _collect(probe: Probe) -> dict[str, Any]:
         "variables": _stored(probe.variables),
         "absent": absent,
     }
+
+
+def as_stored(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as a run keeps it: the topology without the escapes with which nvidia-smi underlines its head. The
+    hash of a machine is of the words as they were read, escapes and all, as it is in the rows of every run so far."""
+    topology = environment.get("gpu_topology")
+    plain = _ESCAPES.sub("", topology) if isinstance(topology, str) else topology
+    return {**environment, "gpu_topology": plain} if "gpu_topology" in environment else dict(environment)
 
 
 def machine_facts(environment: dict[str, Any]) -> dict[str, Any]:

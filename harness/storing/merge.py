@@ -19,10 +19,12 @@ from epcross.harness.storing.parquet import (
     SAMPLES_SCHEMA,
     read_rows_table,
     read_samples_table,
+    read_stored_rows,
     write_tables,
 )
 from epcross.harness.storing.regular_file import read_regular
 from epcross.harness.storing.sealed import write_whole
+from epcross.harness.terms import Flag
 
 KEY = ("point_id", "phase", "repeat", "backend_version", "measure_hash", "machine")
 """What makes two rows answers to one question: the same thing measured by the same code on the same kind of machine."""
@@ -65,7 +67,8 @@ def merge(target: Path, sources: Sequence[Path]) -> MergeSummary:
     samples += [
         _samples_of(read_samples_table(source), new) for source, new in zip(sources, added, strict=True) if new.num_rows
     ]
-    _write(target, pa.concat_tables([rows, *added]), pa.concat_tables(samples).unify_dictionaries(), sources)
+    stored = read_stored_rows(target) if existing else rows  # what is withdrawn there is said beside them, once
+    _write(target, pa.concat_tables([stored, *added]), pa.concat_tables(samples).unify_dictionaries(), sources)
     return summary
 
 
@@ -82,7 +85,7 @@ def _new_rows(target: Path, rows: pa.Table, sources: Sequence[Path]) -> tuple[li
             old = known.setdefault(_key(row), row)
             if old is row:
                 new.append(index)
-            elif old == row:
+            elif old in (row, _withdrawn(row)):
                 present += 1
             else:
                 clashes.append(_clash(old, row))
@@ -97,6 +100,11 @@ def _new_rows(target: Path, rows: pa.Table, sources: Sequence[Path]) -> tuple[li
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in KEY)
+
+
+def _withdrawn(row: dict[str, Any]) -> dict[str, Any]:
+    """`row` as it reads where it was withdrawn since; it stays so when its run is merged again."""
+    return {**row, "flags": " ".join(sorted({*row["flags"].split(), Flag.KNOWN_ISSUE}))}
 
 
 def _clash(old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from epcross.harness.storing.rows import CLOSED_LISTS
 from epcross.harness.storing.run_directory import RunDirectory, open_run
 from epcross.harness.storing.sealed import write_whole
 from epcross.harness.storing.units import read_units
+from epcross.harness.storing.withdrawn import with_flags
 from epcross.harness.terms import Status
 
 if TYPE_CHECKING:
@@ -117,13 +118,25 @@ def write_tables(folder: Path, rows: pa.Table, samples: pa.Table) -> None:
 
 
 def read_rows_table(path: Path) -> pa.Table:
-    """The rows at `path`: a run directory (its units), a folder of tables or a parquet file.
+    """The rows at `path`: a run directory (its units), a folder of tables or a parquet file. Those that a file beside
+    `rows.parquet` withdraws carry the flag `known_issue`.
+
+    Raises:
+        StoreError: there are no rows, they are damaged or of a newer schema; or what withdraws some cannot be used.
+    """
+    if _has_units(path):
+        return rows_table(record for result in _whole_units(open_run(path)) for record in result.records)
+    file = path / ROWS_FILE if path.is_dir() else path
+    rows = read_stored_rows(path)
+    return with_flags(rows, file.parent) if file.name == ROWS_FILE else rows
+
+
+def read_stored_rows(path: Path) -> pa.Table:
+    """The rows of a folder of tables or a parquet file as they stand there, withdrawn or not.
 
     Raises:
         StoreError: there are no rows, they are damaged or of a newer schema.
     """
-    if _has_units(path):
-        return rows_table(record for result in _whole_units(open_run(path)) for record in result.records)
     table = _read_parquet(path / ROWS_FILE if path.is_dir() else path)
     if "schema_version" not in table.column_names:
         raise StoreError(f"{path} holds no rows: it has no column schema_version. Give a run directory or {ROWS_FILE}")

@@ -26,6 +26,7 @@ from typing import Any
 import epcross
 from epcross.harness.errors import StoreError
 from epcross.harness.record import SCHEMA_VERSION
+from epcross.harness.storing.environment import as_stored
 from epcross.harness.storing.run_owner import take
 from epcross.harness.storing.sealed import DamagedFile, read_sealed, seal, write_whole
 
@@ -101,7 +102,7 @@ def create_run(
         for folder in ("units", "attempts", "logs"):
             (path / folder).mkdir()
         take(path)
-        for name, content in (("plan", plan_json), ("environment", environment), ("run", header)):
+        for name, content in (("plan", plan_json), ("environment", as_stored(environment)), ("run", header)):
             write_whole(path / f"{name}.json", seal(content, indent=1))
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)  # ours alone: the mkdir was exclusive
@@ -173,7 +174,7 @@ def replace_environment(run: RunDirectory, environment: Mapping[str, Any]) -> No
         StoreError: it cannot be written.
     """
     with _written(run.path / "environment.json"):
-        write_whole(run.path / "environment.json", seal(environment, indent=1))
+        write_whole(run.path / "environment.json", seal(as_stored(environment), indent=1))
 
 
 def read_floor(run: RunDirectory) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from epcross.harness.storing.cpu_facts import clock_snapshot, cpu_list, throttled
-from epcross.harness.storing.environment import VARIABLES, allocation_id, collect, machine_facts
+from epcross.harness.storing.environment import VARIABLES, allocation_id, as_stored, collect, machine_facts
 from epcross.harness.storing.probe import Probe
 
 CPU = "/sys/devices/system/cpu"
@@ -234,3 +234,14 @@ def test_a_command_that_is_absent_fails_or_hangs_gives_its_reason():
 def test_importing_reads_no_variable():
     code = "import os; os.environ.clear(); import epcross.harness.storing.environment"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_topology_is_stored_without_escapes_and_hashed_as_it_was_read():
+    head = "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18"
+    record = collect(Fake({}, commands={"nvidia-smi --query-gpu=": SMI, "nvidia-smi topo": head}))
+    stored = as_stored(record)
+    assert stored["gpu_topology"] == "\tGPU0\tGPU1\nGPU0\t X \tNV18"
+    assert {**stored, "gpu_topology": head} == record
+    assert machine_facts(record)["gpu_topology"] == head
+    assert as_stored({"gpu_topology": None, "a": 1}) == {"gpu_topology": None, "a": 1}
+    assert as_stored({"a": 1}) == {"a": 1}

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from store_values import CONTEXT, TIMING, make_point, make_unit
 
+from epcross.harness.analysis.evidence_again import again
 from epcross.harness.analysis.evidence_figure import round_trip_figure
 from epcross.harness.analysis.evidence_layers import shares, stages
+from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
-from epcross.harness.analysis.evidence_peers import again, crossings, leads, medians
+from epcross.harness.analysis.evidence_peers import crossings, medians
 from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
 from epcross.harness.measuring.link_bytes import wire_bytes
 from epcross.harness.record import Record
@@ -149,7 +151,7 @@ def test_starts_that_differ_are_counted_with_the_worst(usual: EvidenceRun, tmp_p
     assert "started once" not in text
     text = again(run_of(tmp_path / "drift", launches=3, drift=0.05))
     assert "differ by more than 3% at 11" in text
-    assert "the largest is 10.8% (Sentinel, EP 2, steady, 1 tokens per rank)" in text
+    assert "the largest difference is 10.8% (Sentinel, EP 2, steady, 1 tokens per rank)" in text
 
 
 def test_series_that_were_started_once_are_told_from_those_that_were_compared(usual: EvidenceRun) -> None:

@@ -179,7 +179,8 @@ def test_no_rows_are_not_measured(tmp_path: Path) -> None:
     found = verdict_of(book_of("P01"), rows)
     assert (found.verdict, found.reason) == (Verdict.NOT_MEASURED, "no rows of onesided_fence, onesided_sentinel")
     half = verdict_of(book_of("P01"), measured(tmp_path, {"onesided_fence": line(10.0)}))
-    assert (half.verdict, half.reason) == (Verdict.NOT_MEASURED, "no rows of deepep_v2, deepep_ll, deepep_normal")
+    assert half.verdict is Verdict.NOT_MEASURED
+    assert half.reason == "no rows of deepep_v2, deepep_v2_max, deepep_ll, deepep_normal"
 
 
 def test_failed_and_flagged_rows_are_no_measurement(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_failed_and_flagged_rows_are_no_measurement(tmp_path: Path) -> None:
     )
     found = verdict_of(book_of("P01", **RATIO), flagged)
     assert found.verdict is Verdict.NOT_MEASURED
-    assert "no row of deepep_v2, deepep_ll, deepep_normal to rest on" in found.reason
+    assert "no row of deepep_v2, deepep_v2_max, deepep_ll, deepep_normal to rest on" in found.reason
     kept = verdict_of(book_of("P01", **RATIO), flagged, keep=["throttled"])
     assert kept.verdict is Verdict.INSIDE
     with pytest.raises(InputError, match="flag hot is unknown"):

@@ -36,6 +36,13 @@ def test_a_new_run_opens_with_what_it_was_given(run: RunDirectory):
     assert files_of(run.path) == ["attempts", "environment.json", "logs", "owner", "plan.json", "run.json", "units"]
 
 
+def test_no_terminal_escape_is_stored_of_the_topology(tmp_path: Path):
+    run = create_run(tmp_path, "s", PLAN, {"gpu_topology": "\x1b[4mGPU0\x1b[0m"})
+    assert run.environment == {"gpu_topology": "GPU0"}
+    run_directory.replace_environment(run, {"gpu_topology": "\x1b[4mGPU1\x1b[0m"})
+    assert open_run(run.path).environment == {"gpu_topology": "GPU1"}
+
+
 def test_a_sweep_name_cannot_spoil_the_path(tmp_path: Path):
     run = create_run(tmp_path, "../my dir/tokens=1,2.yaml", PLAN, {})
     assert run.path.parent == tmp_path
