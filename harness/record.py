@@ -7,7 +7,7 @@ rows of an older version are read with null in the columns they lack.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 def column(doc: str, default: Any = None, *, since: int = 1) -> Any:
@@ -109,12 +109,13 @@ class Record:
         "What the host takes to enqueue one pair by a graph, in microseconds, the slowest rank's (steady).", since=5
     )
     graph_pairs: int | None = column(
-        "Pairs of one graph (steady): a millisecond of them, or a tenth where the chain is faster in shorter graphs.",
+        "Pairs of one graph. Steady: a millisecond of them, or a tenth where the chain is faster in shorter graphs. "
+        "Entry, since schema version 7: 20, or 1 where pairs are faster in graphs of one.",
         since=5,
     )
     held: bool | None = column(
-        "Whether each graph was timed by itself behind a common start, the GPU being held until it was enqueued: where"
-        " the host takes longer to enqueue a pair than the GPU to run it, a chain would time the host.",
+        "Whether each graph was timed by itself behind a common start, the GPU being held until it was enqueued "
+        "(steady): where the host takes longer to enqueue a pair than the GPU to run it, a chain would time the host.",
         since=5,
     )
     instrumentation_us: float | None = column("An empty pair through the same timing path; never subtracted.")

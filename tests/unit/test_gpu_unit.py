@@ -127,6 +127,7 @@ def test_all_ranks_of_one_process_are_verified_and_timed(regime):
         assert (record.status, record.reason, record.flags) == ("ok", None, "")
         assert (record.ep_size, record.sharing, record.enqueued) == (4, "one_launch", enqueued)
         assert record.verified_rounds == TIMING.seeds * (1 + TIMING.sets + 1)
+        assert (record.graph_pairs is None) == (regime is Regime.SPANS)
         assert check_record(record) == []
     assert {len(samples.values_us) for samples in result.samples} == {1}  # one clock for all ranks of a launch
 
