@@ -144,13 +144,19 @@ class Record:
     )
     nvlink_tx_bytes: int | None = column(
         "Bytes that one pair sends over NVLink, all ranks together, by NVML's counters over a chain of its own "
-        "(steady); to be set beside the view wire_bytes.",
+        "(steady); to be set beside nvlink_wire_bytes.",
         since=4,
     )
     nvlink_rx_bytes: int | None = column("Bytes that arrive over NVLink, likewise.", since=4)
     nvlink_pairs: int | None = column("Pairs of each rank that they were counted over.", since=4)
+    nvlink_wire_bytes: float | None = column(
+        "Bytes that had to cross in one of those pairs, mean over their sets and seeds: the view wire_bytes of a round "
+        "trip, before pairs_remote_sum was rounded.",
+        since=7,
+    )
     nvlink_note: str | None = column(
-        "Why there are no such counts, or what they hold where they differ from wire_bytes by more than 3 %.", since=4
+        "Why there are no such counts, or what they hold where they differ from nvlink_wire_bytes by more than 3 %.",
+        since=4,
     )
     workspace_bytes: int | None = column("Held per rank for the exchange, largest over ranks.")
     num_sms: int = column("SMs used by the backend; 0 on the CPU, or where its library does not tell.", 0)
