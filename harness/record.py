@@ -7,7 +7,7 @@ rows of an older version are read with null in the columns they lack.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 def column(doc: str, default: Any = None, *, since: int = 1) -> Any:
@@ -109,12 +109,13 @@ class Record:
         "What the host takes to enqueue one pair by a graph, in microseconds, the slowest rank's (steady).", since=5
     )
     graph_pairs: int | None = column(
-        "Pairs of one graph (steady): a millisecond of them, or a tenth where the chain is faster in shorter graphs.",
+        "Pairs of one graph. Steady: a millisecond of them, or a tenth where the chain is faster in shorter graphs. "
+        "Entry, since schema version 7: 20, or 1 where pairs are faster in graphs of one.",
         since=5,
     )
     held: bool | None = column(
-        "Whether each graph was timed by itself behind a common start, the GPU being held until it was enqueued: where"
-        " the host takes longer to enqueue a pair than the GPU to run it, a chain would time the host.",
+        "Whether each graph was timed by itself behind a common start, the GPU being held until it was enqueued "
+        "(steady): where the host takes longer to enqueue a pair than the GPU to run it, a chain would time the host.",
         since=5,
     )
     instrumentation_us: float | None = column("An empty pair through the same timing path; never subtracted.")
@@ -143,13 +144,19 @@ class Record:
     )
     nvlink_tx_bytes: int | None = column(
         "Bytes that one pair sends over NVLink, all ranks together, by NVML's counters over a chain of its own "
-        "(steady); to be set beside the view wire_bytes.",
+        "(steady); to be set beside nvlink_wire_bytes.",
         since=4,
     )
     nvlink_rx_bytes: int | None = column("Bytes that arrive over NVLink, likewise.", since=4)
     nvlink_pairs: int | None = column("Pairs of each rank that they were counted over.", since=4)
+    nvlink_wire_bytes: float | None = column(
+        "Bytes that had to cross in one of those pairs, mean over their sets and seeds: the view wire_bytes of a round "
+        "trip, before pairs_remote_sum was rounded.",
+        since=7,
+    )
     nvlink_note: str | None = column(
-        "Why there are no such counts, or what they hold where they differ from wire_bytes by more than 3 %.", since=4
+        "Why there are no such counts, or what they hold where they differ from nvlink_wire_bytes by more than 3 %.",
+        since=4,
     )
     workspace_bytes: int | None = column("Held per rank for the exchange, largest over ranks.")
     num_sms: int = column("SMs used by the backend; 0 on the CPU, or where its library does not tell.", 0)

@@ -1,5 +1,6 @@
 """A GPU's queue on the CPU: everything runs at once when enqueued, on a clock of the test's choice."""
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ class FakeReplay:
 
     def replay(self) -> None:
         self.device.log.append("replay")
+        self.device.starts = 0
         self.device.advance(self.device.replay_us)
         begin = self.device.clock()
         self.enqueue()
@@ -40,6 +42,8 @@ class FakeDevice:
         self.held_us: list[float] = []
         self.slots: dict[int, int] = {}
         self.captured = 0
+        self.graphs: weakref.WeakSet[FakeReplay] = weakref.WeakSet()  # those that somebody keeps
+        self.starts = 0  # common starts since the last replay began
         self.ranges: list[str] = []
         self.spans: list[KernelSpan] = []
 
@@ -50,7 +54,9 @@ class FakeDevice:
 
     def capture(self, enqueue: Callable[[], None]) -> FakeReplay:
         self.captured += 1
-        return FakeReplay(enqueue, self)
+        graph = FakeReplay(enqueue, self)
+        self.graphs.add(graph)
+        return graph
 
     def host_us(self, enqueue: Callable[[], None]) -> float:
         enqueue()
@@ -67,6 +73,7 @@ class FakeDevice:
 
     def line_up(self, slot: int) -> None:
         self.log.append("line_up")
+        self.starts += 1
         self.stamp(slot)
 
     def stamp(self, slot: int) -> None:

@@ -10,8 +10,8 @@ Bytes are counts of the whole group times the bytes of a row as it travels, padd
     rank_bytes        one copy for each (token, destination rank), own rank included: the rows that land
     wire_bytes        one copy for each (token, other rank): what must cross the interconnect
 
-`nvlink_ratio` is what NVML's counters say was sent over `wire_bytes`, where pairs were counted; `nvlink_note` says why
-it is not close to 1.
+`nvlink_ratio` is what NVML's counters say was sent over `nvlink_wire_bytes`, where pairs were counted; `nvlink_note`
+says why it is not close to 1. Rows before schema version 7 have `wire_bytes` instead, where its rounding is below 1 %.
 
 `<view>_gbps` are those bytes over `latency_us`, in 10^9 bytes per second, for all ranks together, as `floor_copy_gbps`.
 """
@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from epcross.harness.errors import InputError
+from epcross.harness.measuring.link_bytes import ROUNDED
 from epcross.harness.storing import store
 from epcross.harness.storing.parquet import ROWS_SCHEMA
 from epcross.harness.storing.rows import CLOSED_LISTS
@@ -139,7 +140,10 @@ def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> p
         added[gbps(view)] = added[view] / frame["latency_us"] / 1e3
     counted = frame["nvlink_tx_bytes"].to_numpy(np.float64, na_value=np.nan)
     round_trip = frame["phase"] == Phase.ROUND_TRIP
-    added["nvlink_ratio"] = (counted / added["wire_bytes"]).where(round_trip & (added["wire_bytes"] > 0))
+    exact = frame["nvlink_wire_bytes"].to_numpy(np.float64, na_value=np.nan)
+    rounded = added["wire_bytes"].where(ROUNDED * frame["pairs_remote_sum"].fillna(0) > 0.5)
+    wire = rounded.where(np.isnan(exact), exact)  # see `link_bytes.ratio`
+    added["nvlink_ratio"] = (counted / wire).where(round_trip & (wire > 0))
     return pd.concat([frame, pd.DataFrame(added), _floors(frame, paths)], axis=1)
 
 

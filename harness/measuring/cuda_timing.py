@@ -2,8 +2,8 @@
 
     steady   graph: |pair|pair| ... |pair|        replayed: |fill|replay|replay| ... |      period = time / pairs
              if the host is slower than the GPU: |hold|line up|replay|  |hold|line up|replay| ...
-    entry    graph: |flush|line up, stamp|pair|stamp|  ...                                  once for each iteration
-             and again with stamps around each phase, which cost time: its own series, for dispatch and combine
+    entry    |hold|graph|  |hold|graph| ...        graph: |flush|line up, stamp|pair|stamp|  ... for each iteration, of
+             which a graph has 20, or 1 where pairs are faster so; phases are a series of their own
     spans    |hold|pair|pair| ... under the profiler: each phase from its first kernel's start to its last one's end
 
 Graphs hold no host work and rotate through all sets; they are captured once for a unit and replayed for every chain and
@@ -15,23 +15,17 @@ offset is known. It is measured before and after each series: starts are given o
 trip and the drift between the two as their uncertainty.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import pairwise
 
 from epcross.harness.backends.base import Group
-from epcross.harness.measuring.cuda_steady import HOLD_US, Graphs, SteadyTimer, run_pair
-from epcross.harness.measuring.device import ClockOffset, Device, KernelSpan
+from epcross.harness.measuring.cuda_entry import EntryTimer
+from epcross.harness.measuring.cuda_steady import HOLD_US, Graphs, SteadyTimer
+from epcross.harness.measuring.device import Device, KernelSpan
 from epcross.harness.measuring.spans import phase_spans, range_name
-from epcross.harness.measuring.timing import NS_PER_US, Pair, Series
+from epcross.harness.measuring.timing import Pair, Series
 from epcross.harness.terms import GraphSupport, Phase, Regime
 
-ENTRY_ITERATIONS = 20
-"""Of one graph: no longer than an engine's; see `GRAPH_US` of cuda_steady.py."""
-
-INSTRUMENT_ITERATIONS = 64
 PROFILER_SLOWDOWN = 5.0
 """By how much a profiler may slow the host down, generously."""
 
@@ -50,6 +44,7 @@ class CudaTimer:
         self._device, self._group = device, group
         self._graphs = Graphs(device, group, graph=graph)
         self._steady = SteadyTimer(self._graphs)
+        self._entry = EntryTimer(device, group, graph=graph)
 
     def expect(self, pair_us: float) -> None:
         """See `Timer`."""
@@ -73,7 +68,7 @@ class CudaTimer:
             return self.steady(pair, pairs=pairs, sets=sets)
         if regime is Regime.SPANS:
             return self._spans(pair, pairs=pairs, sets=sets)
-        return self._entry(pair, iterations=iterations, sets=sets)
+        return self._entry.series(pair, iterations=iterations, sets=sets)
 
     def instrument_us(self, regime: Regime, *, sets: int) -> float:
         """See `Timer`. Steady: a graph of one empty kernel in place of each graph of pairs, shared out over the pairs;
@@ -84,9 +79,7 @@ class CudaTimer:
             return 0.0
         if regime is Regime.STEADY:
             return self._steady.instrument_us(sets)
-        count = INSTRUMENT_ITERATIONS
-        stamps = self._stamped("instrument", 2, count, sets, lambda slot, _: self._between(slot, lambda: None))
-        return round(statistics.median((b - a) / NS_PER_US for a, b in zip(stamps[::2], stamps[1::2], strict=True)), 4)
+        return self._entry.instrument_us(sets)
 
     def replayable(self, name: str, enqueue: Callable[[], None]) -> Callable[[], None]:
         """What runs all that `enqueue` enqueues: its graph, captured when first asked for under this name, if the
@@ -95,46 +88,12 @@ class CudaTimer:
 
     def close(self) -> None:
         """See `Timer`. Graphs hold addresses of the backend's buffers, so they go first."""
+        self._entry.close()
         self._graphs.clear()
 
-    def _entry(self, pair: Pair, *, iterations: int, sets: int) -> Series:
-        device = self._device
-
-        def phases(slot: int, s: int) -> None:
-            self._start(slot)
-            pair.dispatch(s)
-            device.stamp(slot + 1)
-            pair.experts(s)
-            device.stamp(slot + 2)
-            pair.combine(s)
-            device.stamp(slot + 3)
-
-        before = device.measure_offset()
-        parts = self._stamped("phases", 4, iterations, sets, phases)
-        whole = self.entry_whole(pair, iterations=iterations, sets=sets, before=before)  # last: its sums are checked
-        values_us: dict[Phase, list[float]] = {
-            Phase.DISPATCH: _differences_us(parts[0::4], parts[1::4]),
-            Phase.COMBINE: _differences_us(parts[2::4], parts[3::4]),
-        }
-        return replace(whole, values_us={**values_us, **whole.values_us})
-
-    def entry_whole(self, pair: Pair, *, iterations: int, sets: int, before: ClockOffset | None = None) -> Series:
-        """Pairs from a common start without stamps inside; `before` is what clocks were compared at, if they were."""
-
-        def whole(slot: int, s: int) -> None:
-            self._between(slot, lambda: run_pair(pair, s))
-
-        before = before or self._device.measure_offset()
-        stamps = self._stamped("entry", 2, iterations, sets, whole)
-        after = self._device.measure_offset()
-        drift_ns = abs(after.offset_ns - before.offset_ns)
-        starts = stamps[::2]
-        return Series(
-            values_us={Phase.ROUND_TRIP: _differences_us(starts, stamps[1::2])},
-            starts_ns=[start - before.offset_ns for start in starts],  # as `line_up` saw it
-            pairs=iterations,
-            clock_error_us=(max(before.error_ns, after.error_ns) + drift_ns) / NS_PER_US,
-        )
+    def entry_whole(self, pair: Pair, *, iterations: int, sets: int) -> Series:
+        """See `EntryTimer.whole`."""
+        return self._entry.whole(pair, iterations=iterations, sets=sets)
 
     def _spans(self, pair: Pair, *, pairs: int, sets: int) -> Series:
         parts = ((Phase.DISPATCH, pair.dispatch), (Phase.EXPERTS, pair.experts), (Phase.COMBINE, pair.combine))
@@ -177,42 +136,3 @@ class CudaTimer:
         hold_us = max(hold_us, PROFILER_SLOWDOWN * took_us)
         self._graphs.line_up()
         return device.kernel_spans(held(hold_us)), pairs
-
-    def _stamped(
-        self, name: str, slots: int, iterations: int, sets: int, enqueue: Callable[[int, int], None]
-    ) -> list[int]:
-        """Stamps of `iterations` runs of `enqueue(first slot, set)`, after a whole fill of them."""
-
-        def some_of_them(first: int, last: int) -> Callable[[], None]:
-            def run() -> None:
-                for i in range(first, last):
-                    enqueue(slots * i, i % sets)
-
-            return run
-
-        bounds = [*range(0, iterations, ENTRY_ITERATIONS), iterations]
-        runs = [
-            self._graphs.runner(f"{name} {first}", last - first, sets, some_of_them(first, last))
-            for first, last in pairwise(bounds)
-        ]
-        self._graphs.line_up()
-        with self._device.range(f"{name} {iterations}"):
-            for run in (*runs, *runs):
-                run()
-            self._device.synchronize()
-        return list(self._device.stamps_ns(slots * iterations))
-
-    def _start(self, slot: int) -> None:
-        self._device.flush_cache()
-        if not self._graphs.captures:
-            self._device.hold(HOLD_US)
-        self._device.line_up(slot)
-
-    def _between(self, slot: int, enqueue: Callable[[], None]) -> None:
-        self._start(slot)
-        enqueue()
-        self._device.stamp(slot + 1)
-
-
-def _differences_us(begins: list[int], ends: list[int]) -> list[float]:
-    return [(end - begin) / NS_PER_US for begin, end in zip(begins, ends, strict=True)]

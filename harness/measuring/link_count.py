@@ -39,11 +39,13 @@ class LinkCount:
         self._pairs = 0  # of a chain
         self._chains = 0
         self._bytes = [0, 0]
+        self._wire_bytes = 0.0  # of a pair of each chain, summed
         self._note = ""
 
-    def count(self, timer: CudaTimer, pair: Pair, *, pair_us: float, sent_bytes: float, sets: int) -> None:
-        """Run a chain and count. `sent_bytes` is what a rank sends in a pair, about; the same values on all ranks."""
-        if not self._note and not sent_bytes:
+    def count(self, timer: CudaTimer, pair: Pair, *, pair_us: float, wire_bytes: float, sets: int) -> None:
+        """Run a chain and count. `wire_bytes` must cross in a pair, all ranks together, mean over the sets; the same
+        values on all ranks."""
+        if not self._note and not wire_bytes:
             self._note = "nothing is sent to another rank"
         # once without counts, always: those of some seeds would be set beside the rows of all
         before = [] if self._note else self._read()
@@ -51,6 +53,7 @@ class LinkCount:
             return
         links = max(reading.links for reading in before)
         if not self._pairs:  # the same for every seed, so that the mean over seeds is that of the routing
+            sent_bytes = wire_bytes / self._group.size  # by a rank, about
             enough = max(links * KIB / (GRANULARITY * sent_bytes), COUNTED_MS * 1e3 / pair_us)
             self._pairs = math.ceil(min(enough, MAX_PAIRS))
         self._pairs = timer.chain(pair, pairs=self._pairs, sets=sets)
@@ -58,20 +61,28 @@ class LinkCount:
         if self._note:
             return
         self._chains += 1
+        self._wire_bytes += wire_bytes
         for direction, name in enumerate(("tx_bytes", "rx_bytes")):
             self._bytes[direction] += sum(
                 getattr(b, name) - getattr(a, name) for a, b in zip(before, after, strict=True)
             )
 
     def fields(self) -> dict[str, Any]:
-        """Record fields: bytes of one pair, summed over ranks, and how many pairs were counted; or why none were."""
+        """Record fields: bytes of one pair, summed over ranks, counted and as they must be, and how many pairs were
+        counted; or why none were."""
         pairs = self._pairs * self._chains
         if self._note or not pairs:
             return {"nvlink_note": self._note or None}
         tx, rx = (round(total / pairs) for total in self._bytes)
         if min(tx, rx) < 0:
             return {"nvlink_note": "a counter of a link ran backwards: it was reset while pairs were counted"}
-        return {"nvlink_tx_bytes": tx, "nvlink_rx_bytes": rx, "nvlink_pairs": pairs}
+        wire_bytes = round(self._wire_bytes / self._chains, 3)
+        return {
+            "nvlink_tx_bytes": tx,
+            "nvlink_rx_bytes": rx,
+            "nvlink_pairs": pairs,
+            "nvlink_wire_bytes": wire_bytes,
+        }
 
     def _read(self) -> list[LinkBytes]:
         """All ranks' counters, between two barriers; nothing, and a note, if some rank has none."""

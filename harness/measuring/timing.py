@@ -67,7 +67,7 @@ class Series:
     pairs: int
     clock_error_us: float = 0.0  # by how much that clock may be off between ranks
     enqueue_us: float | None = None  # what the host takes to enqueue a pair, where that was measured
-    graph_pairs: int | None = None  # of one steady graph
+    graph_pairs: int | None = None  # of one graph
     held: bool | None = None  # whether the GPU was held until all of it was enqueued, since the host is slower
 
 

@@ -131,9 +131,8 @@ class UnitSession:
 
         assert isinstance(self.timer, CudaTimer)
         counts = self.counts[-self.timing.sets :]
-        rows = sum(c.pairs_remote_sum for c in counts) / len(counts) / self.point.ep_size
-        sent_bytes = rows * pair_row_bytes(self.point)
-        self.links.count(self.timer, self.backend, pair_us=pair_us, sent_bytes=sent_bytes, sets=self.timing.sets)
+        wire_bytes = sum(c.pairs_remote_sum for c in counts) * pair_row_bytes(self.point) / len(counts)
+        self.links.count(self.timer, self.backend, pair_us=pair_us, wire_bytes=wire_bytes, sets=self.timing.sets)
         self.backend.drain_timing()
 
     def link_fields(self) -> dict[str, Any]:

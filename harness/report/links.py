@@ -22,8 +22,13 @@ def links(material: Material) -> list[Block]:
     footnotes = Footnotes()
     lines = [_line(row, footnotes) for row in found]
     words = f"NVML's counters agree with wire_bytes within {MARGIN:.0%} in {agree} of {len(counted)} counted units"
-    if silent := len(found) - len(counted):
+    silent = sum(row.nvlink_tx_bytes is None for row in found)
+    if silent:
         words += f"; in {silent} more nothing was counted"
+    if coarse := len(found) - len(counted) - silent:
+        words += (
+            f"; {coarse} more cannot be told, since their rows hold the bytes that had to cross rounded to whole pairs"
+        )
     return [
         Paragraph(text=f"{words}."),
         Table(
@@ -49,7 +54,7 @@ def _line(row: Record, footnotes: Footnotes) -> list[str]:
         str(row.ep_size),
         str(row.tokens_per_rank),
         str(row.launch),
-        str(wire_bytes(row)),
+        f"{wire_bytes(row):.0f}",
         *("-" if size is None else str(size) for size in (row.nvlink_tx_bytes, row.nvlink_rx_bytes)),
         ("-" if share is None else f"{share:.3f}") + mark,
     ]

@@ -68,6 +68,7 @@ def test_every_regime_sees_how_long_a_pair_takes(group, graph):
     assert DISPATCH_US + COMBINE_US <= period_us < 1.15 * (DISPATCH_US + COMBINE_US)
     entry = timer.series(Regime.ENTRY, pair, pairs=0, iterations=20, sets=2)
     assert len(entry.values_us[Phase.ROUND_TRIP]) == 20
+    assert entry.graph_pairs == (20 if graph is GraphSupport.YES else None)  # kernels of one word
     for phase, expected in ((Phase.DISPATCH, DISPATCH_US), (Phase.COMBINE, COMBINE_US)):
         assert expected <= statistics.median(entry.values_us[phase]) < 1.3 * expected
     round_trip_us = statistics.median(entry.values_us[Phase.ROUND_TRIP])

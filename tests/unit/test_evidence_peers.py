@@ -232,19 +232,26 @@ def test_our_expert_stage_is_set_beside_the_fastest_other_on_the_same_rows(usual
     assert len(text.splitlines()) == 2 + 3 + 2
 
 
-def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) -> None:
-    assert links(usual) == "nothing was counted on the links of this run"
-    counted = {"onesided_sentinel": (1.0, 1.02), "deepep_v2": (2.01, 1.99), "ag_rs": (1.0, 1.5)}
+def with_counts(run: EvidenceRun, counted: Mapping[str, tuple[float, float, float]], *, exact: bool) -> EvidenceRun:
+    """10 pairs a token cross, and 40 selections; counted are so many times that at 1, 8 and 64 tokens."""
 
     def told(row: Record) -> Record:
         if row.backend not in counted or row.status != Status.OK:
             return row
-        share = counted[row.backend][row.tokens_per_rank > 1]
-        row = replace(row, pairs_remote_sum=10 * row.tokens_per_rank, nvlink_pairs=1)
+        share = counted[row.backend][(1, 8, 64).index(row.tokens_per_rank)]
+        tokens = row.tokens_per_rank
+        row = replace(row, pairs_remote_sum=10 * tokens, selections_remote_sum=40 * tokens, nvlink_pairs=1)
         size = round(wire_bytes(row) * share)
-        return replace(row, nvlink_tx_bytes=size, nvlink_rx_bytes=size)
+        row = replace(row, nvlink_tx_bytes=size, nvlink_rx_bytes=size)
+        return replace(row, nvlink_wire_bytes=float(wire_bytes(row))) if exact else row
 
-    lines = links(replace(usual, rows=tuple(map(told, usual.rows)))).splitlines()
+    return replace(run, rows=tuple(map(told, run.rows)))
+
+
+def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) -> None:
+    assert links(usual) == "nothing was counted on the links of this run"
+    counted = {"onesided_sentinel": (1.0, 1.02, 1.02), "deepep_v2": (2.01, 1.99, 1.99), "ag_rs": (1.0, 1.5, 1.5)}
+    lines = links(with_counts(usual, counted, exact=True)).splitlines()
     assert lines[0] == "| counted over what must cross, steady | EP 2 | where they differ by more than 3%, most often |"
     assert lines[2:] == [
         "| Sentinel | 1.00 to 1.02 | - |",
@@ -253,3 +260,18 @@ def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) 
         "",
         "Each range is over n = 10 to 15 counts, one of each launch at each number of tokens.",
     ]
+
+
+def test_counted_bytes_near_a_known_count_are_given_as_times_that(usual: EvidenceRun) -> None:
+    lines = links(with_counts(usual, {"deepep_v2": (4.0, 4.16, 4.2)}, exact=True)).splitlines()
+    assert lines[2] == "| DeepEP V2 | 4.00 to 4.20 | 1.00 to 1.05 times a row for each selection, not for each rank |"
+
+
+def test_counts_beside_a_rounded_mean_of_few_pairs_are_left_out_and_counted(usual: EvidenceRun) -> None:
+    """As rows before schema version 7 have them: 10 pairs may be 9.5, and 80 are at most 0.6 % off."""
+    text = links(with_counts(usual, {"onesided_sentinel": (0.97, 1.0, 1.01)}, exact=False))
+    assert "| Sentinel | 1.00 to 1.01 | - |" in text
+    assert "over n = 10 counts" in text
+    assert text.endswith(
+        " 5 more, at few tokens, are left out: their rows have what must cross in whole pairs, rounded."
+    )

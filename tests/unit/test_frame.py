@@ -105,6 +105,19 @@ def test_bytes_follow_the_stated_rule(tmp_path: Path) -> None:
     assert frame.gbps("selection_bytes") == "selection_gbps"
 
 
+@pytest.mark.parametrize(
+    ("exact", "tokens", "share"), [(7.75, 4, 8 / 7.75), (None, 4, None), (None, 32, 1.0)], ids=["exact", "few", "many"]
+)
+def test_counted_bytes_are_set_beside_what_had_to_cross(tmp_path: Path, exact, tokens, share) -> None:
+    """Two ranks; a pair for each token, stored as a whole number."""
+    row = record(point("x", tokens), padded_bytes=100, combine_row_bytes=156)
+    wire = None if exact is None else exact * 256
+    counted = replace(row, nvlink_tx_bytes=2 * tokens * 256, nvlink_wire_bytes=wire)
+    assert counted.pairs_remote_sum == 2 * tokens
+    found = frame.load(write(tmp_path, [counted]))["nvlink_ratio"][0]
+    assert np.isnan(found) if share is None else found == pytest.approx(share)
+
+
 def test_rows_without_counts_have_no_bytes(rows: pd.DataFrame) -> None:
     assert rows[["rank_bytes", "rank_gbps"]].isna().all(axis=None)
     assert rows["rank_bytes"].dtype == np.float64

@@ -127,6 +127,7 @@ def test_all_ranks_of_one_process_are_verified_and_timed(regime):
         assert (record.status, record.reason, record.flags) == ("ok", None, "")
         assert (record.ep_size, record.sharing, record.enqueued) == (4, "one_launch", enqueued)
         assert record.verified_rounds == TIMING.seeds * (1 + TIMING.sets + 1)
+        assert (record.graph_pairs is None) == (regime is Regime.SPANS)
         assert check_record(record) == []
     assert {len(samples.values_us) for samples in result.samples} == {1}  # one clock for all ranks of a launch
 
@@ -158,6 +159,12 @@ def test_a_reader_of_counters_that_dies_costs_its_counts_and_no_number(tmp_path,
     assert len(result.records) == TIMING.seeds * TIMING.chains
     for record in result.records:
         assert (record.status, record.nvlink_tx_bytes) == ("ok", None if dies else 0)  # these counters stand still
+        if not dies:
+            row_bytes, pairs = record.padded_bytes + record.combine_row_bytes, record.pairs_remote_sum
+            assert pairs
+            assert record.nvlink_wire_bytes
+            assert abs(record.nvlink_wire_bytes / row_bytes - pairs) <= 0.5  # which is rounded
+            assert record.nvlink_wire_bytes * TIMING.seeds * TIMING.sets % row_bytes == 0
         told = "rank 0: the process that reads counters of links was killed by SIGABRT" in str(record.nvlink_note)
         assert told == dies
         assert check_record(record) == []

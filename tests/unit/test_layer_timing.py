@@ -116,7 +116,16 @@ def test_entry_times_the_layer_alone():
     series = timer.series(Regime.ENTRY, layer, pairs=0, iterations=4, sets=2)
     assert series.values_us == {Phase.LAYER: [pytest.approx(32)] * 4}
     assert "in place" not in layer.calls
-    assert device.captured == 1
+    assert (series.graph_pairs, len(device.graphs)) == (4, 1)
+
+
+def test_entry_of_a_layer_takes_graphs_of_one_where_long_ones_are_slower():
+    timer, device, layer = parts()
+    fast = layer.combine
+    layer.combine = lambda s: (fast(s), layer.clock.advance(3 * (device.starts - 1)))  # type: ignore[method-assign]
+    series = timer.series(Regime.ENTRY, layer, pairs=0, iterations=20, sets=2)
+    assert series.graph_pairs == 1
+    assert series.values_us == {Phase.LAYER: [pytest.approx(32)] * 20}
 
 
 def test_spans_of_dispatch_and_combine_are_communication():

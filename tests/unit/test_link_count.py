@@ -11,7 +11,7 @@ from tests.fakes.nvml import KIB, LINKS, Nvml
 
 from epcross.harness.backends.onesided_bytes import own_bytes, sent_bytes
 from epcross.harness.measuring.cuda_timing import CudaTimer
-from epcross.harness.measuring.link_bytes import difference, pair_row_bytes, ratio, wire_bytes
+from epcross.harness.measuring.link_bytes import difference, moved, pair_row_bytes, ratio, wire_bytes
 from epcross.harness.measuring.link_count import COUNTED_MS, GRANULARITY, LinkCount
 from epcross.harness.measuring.link_counters import LinkBytes
 from epcross.harness.measuring.link_reader import Links
@@ -64,7 +64,7 @@ def count(sizes, *, pair_us=1e6, seeds=1, counted=(Counters, Counters)):
         links = LinkCount(counters(nvml) if counters else None, group)
         timer = CudaTimer(FakeDevice(time.perf_counter_ns), group, graph=GraphSupport.YES)
         for _ in range(seeds):
-            links.count(timer, pair, pair_us=pair_us, sent_bytes=max(sizes), sets=2)
+            links.count(timer, pair, pair_us=pair_us, wire_bytes=sum(sizes), sets=2)
         return links.fields()
 
     fields = on_ranks(len(sizes), rank, timeout_s=20)
@@ -81,6 +81,25 @@ def test_bytes_of_a_pair_are_found_within_the_granularity_however_small(size):
     assert fields["nvlink_rx_bytes"] == pytest.approx(2 * size, rel=GRANULARITY)
     assert pairs[0].calls % 4 == 0  # two seeds, and two sets equally often
     assert pairs[0].calls * size >= LINKS * KIB / GRANULARITY
+
+
+def test_what_must_cross_is_the_mean_of_all_seeds_to_the_byte():
+    """Rows of 28672 bytes, both ways: 15.5 in a pair of the first seed, a mean over its sets, and 16 in the second."""
+    seeds = [15.5 * 28672, 16.0 * 28672]
+
+    def rank(group):
+        nvml = Nvml()
+        links, pair = LinkCount(Counters(nvml), group), Pair(nvml, 0)
+        timer = CudaTimer(FakeDevice(time.perf_counter_ns), group, graph=GraphSupport.YES)
+        for wire in seeds:
+            pair.size = round(wire / 2)
+            links.count(timer, pair, pair_us=1e6, wire_bytes=wire, sets=2)
+        return links.fields()
+
+    fields = on_ranks(2, rank, timeout_s=20)[0]
+    assert fields is not None
+    assert fields["nvlink_wire_bytes"] == 15.75 * 28672
+    assert fields["nvlink_tx_bytes"] == pytest.approx(15.75 * 28672, rel=GRANULARITY)
 
 
 def test_a_quick_pair_is_counted_for_a_while():
@@ -108,7 +127,7 @@ def test_where_nothing_is_sent_nothing_is_counted():
 def row(**changes):
     """8 of 16 (token, rank) pairs go to the other rank; 128 bytes a row."""
     known = {"padded_bytes": 128, "combine_row_bytes": 128, "selections_remote_sum": 32, "metadata_bytes": 16}
-    return replace(record(point("x", 4)), **{**known, **changes})
+    return replace(record(point("x", 4)), **{**known, "nvlink_wire_bytes": 8 * 256.0, **changes})
 
 
 def test_what_agrees_needs_no_words():
@@ -121,6 +140,51 @@ def test_what_agrees_needs_no_words():
     assert ratio(near) == pytest.approx(1.029, abs=1e-3)
 
 
+def test_bytes_are_set_beside_what_had_to_cross_and_not_beside_a_rounded_mean():
+    """7.75 pairs, stored as 8: what was counted is 1.003 times that, and looked like 0.97."""
+    counted = round(7.75 * 256 * 1.003)
+    seen = row(nvlink_tx_bytes=counted, nvlink_rx_bytes=counted, nvlink_wire_bytes=7.75 * 256)
+    assert ratio(seen) == pytest.approx(1.003, abs=3e-4)
+    assert difference(seen) is None
+
+
+@pytest.mark.parametrize(("pairs", "share"), [(8, None), (50, None), (51, 1.5), (2039, 1.5)])
+def test_older_rows_are_judged_where_rounding_cannot_matter(pairs, share):
+    size = pairs * 384  # half as much again as rows of 256 bytes
+    old = row(pairs_remote_sum=pairs, nvlink_wire_bytes=None, nvlink_tx_bytes=size, nvlink_rx_bytes=size)
+    assert ratio(old) == share
+    assert (difference(old) is None) == (moved(old) is None) == (share is None)
+
+
+@pytest.mark.parametrize(
+    ("times", "selections", "words"),
+    [
+        (1.02, 400, "about a row for each selection, not for each rank"),
+        (1.042, 400, "1.04 times a row for each selection, not for each rank"),
+        (0.95, 400, "0.95 times a row for each selection, not for each rank"),
+        (1.11, 400, "more than rows, such as small stores, or other traffic"),
+        (1.042, 32, "about a row for each selection, not for each rank"),  # itself rounded, so off by up to 1.6 %
+    ],
+)
+def test_what_is_near_a_known_count_says_how_many_times_that_it_is(times, selections, words):
+    sent = round(times * selections * 256)
+    seen = row(
+        selections_remote_sum=selections,
+        nvlink_wire_bytes=selections / 4 * 256.0,
+        tokens_total=10,
+        max_tokens_per_rank=10,
+        nvlink_tx_bytes=sent,
+        nvlink_rx_bytes=sent,
+    )
+    assert str(difference(seen)).endswith(f": {words}")
+
+
+def test_what_is_near_the_rows_is_not_called_a_multiple_of_something_else():
+    sent = round(8 * 256 * 1.05)  # rows with ids and weights are 1.06 times the rows
+    seen = row(nvlink_tx_bytes=sent, nvlink_rx_bytes=sent, metadata_bytes=30)
+    assert str(difference(seen)).endswith(": more than rows, such as small stores, or other traffic")
+
+
 @pytest.mark.parametrize(
     ("sent", "received", "words"),
     [
@@ -129,6 +193,8 @@ def test_what_agrees_needs_no_words():
         (8 * 256 * 2, 8 * 256, "other traffic was counted"),
         (8 * 256, 8 * 256 * 2, "other traffic was counted"),
         (12345, 12345, "more than rows"),
+        (8 * 128, 8 * 128, "less than must cross"),
+        (0, 0, "less than must cross"),
     ],
 )
 def test_what_differs_says_by_how_much_and_what_it_is(sent, received, words):
@@ -161,7 +227,11 @@ def test_what_our_protocols_send_besides_rows_is_named_and_below_the_margin(prot
     assert beside > 0
     seen = int(wire + metadata + beside)
     counted = row(
-        pairs_remote_sum=1, padded_bytes=wire, combine_row_bytes=0, nvlink_tx_bytes=seen, nvlink_rx_bytes=seen
+        padded_bytes=wire,
+        combine_row_bytes=0,
+        nvlink_wire_bytes=float(wire),
+        nvlink_tx_bytes=seen,
+        nvlink_rx_bytes=seen,
     )
     assert difference(counted) is None
     own = own_bytes(at, tokens=tokens, received=tokens, returned=tokens)

@@ -1,0 +1,150 @@
+"""Pairs from a common start on a queue whose time the test decides."""
+
+import pytest
+from tests._fake_device import FakeDevice
+from tests.contract.threads import Shared, ThreadGroup, on_ranks
+from timed_pairs import Clock, Pair, parts
+
+from epcross.harness.measuring.cuda_entry import (
+    ENTRY_ITERATIONS,
+    LEAST_HOLD_US,
+    LONGEST_US,
+    SETTLE_ROUNDS,
+    SHORT_ITERATIONS,
+)
+from epcross.harness.measuring.cuda_steady import HOLD_US
+from epcross.harness.measuring.cuda_timing import CudaTimer
+from epcross.harness.measuring.device import ClockOffset
+from epcross.harness.terms import GraphSupport, Phase, Regime
+
+
+class Slowing(Pair):
+    """Each pair of a graph takes longer than the one before it; the first takes its 9 us."""
+
+    def __init__(self, device: FakeDevice, clock: Clock, step_us: float) -> None:
+        super().__init__(clock)
+        self.device, self.step_us = device, step_us
+
+    def dispatch(self, set_index: int) -> None:
+        super().dispatch(set_index)
+        self.clock.advance(self.step_us * (self.device.starts - 1))
+
+
+def slowing(step_us, *, group=None, **costs):
+    clock = Clock()
+    device = FakeDevice(clock, advance=clock.advance, **costs)
+    timer = CudaTimer(device, group or ThreadGroup(0, Shared(1)), graph=GraphSupport.YES)
+    return timer, device, Slowing(device, clock, step_us)
+
+
+def series(timer, pair, iterations=60, sets=2):
+    return timer.series(Regime.ENTRY, pair, pairs=0, iterations=iterations, sets=sets)
+
+
+@pytest.mark.parametrize("sets", [1, 2, 3])
+def test_a_pair_that_slows_down_within_a_graph_is_timed_in_graphs_of_one(sets):
+    timer, _, pair = slowing(2.0, stamp_us=0.5)
+    seen = series(timer, pair, sets=sets)
+    assert seen.graph_pairs == 1
+    assert seen.values_us[Phase.ROUND_TRIP] == pytest.approx([9.5] * 60)
+    assert seen.values_us[Phase.DISPATCH] == pytest.approx([3.5] * 60)
+    assert seen.values_us[Phase.COMBINE] == pytest.approx([5.5] * 60)
+    assert pair.calls[-240:] == list(range(sets)) * (240 // sets)  # two series and their fills, each set equally often
+    assert len(set(seen.starts_ns)) == 60
+    assert timer.instrument_us(Regime.ENTRY, sets=sets) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("step_us", [0.0, 0.03])
+def test_a_pair_that_does_not_is_timed_in_long_ones(step_us):
+    timer, _, pair = slowing(step_us)
+    seen = series(timer, pair)
+    assert seen.graph_pairs == ENTRY_ITERATIONS
+    of_a_graph = [9 + step_us * i for i in range(ENTRY_ITERATIONS)]
+    assert seen.values_us[Phase.ROUND_TRIP] == pytest.approx(of_a_graph * 3)
+
+
+def test_what_holds_up_the_first_long_graph_makes_no_graphs_short():
+    timer, _, pair = slowing(0.0)
+    fast = pair.dispatch
+    pair.dispatch = lambda s: (fast(s), pair.clock.advance(50 * (SHORT_ITERATIONS < len(pair.calls) <= 28)))  # type: ignore[method-assign]
+    assert series(timer, pair).graph_pairs == ENTRY_ITERATIONS
+
+
+def test_all_ranks_take_graphs_of_one_if_one_needs_them():
+    def rank(group):
+        timer, _, pair = slowing(2.0 * group.rank, group=group)
+        return series(timer, pair).graph_pairs
+
+    assert on_ranks(2, rank) == [1, 1]
+
+
+@pytest.mark.parametrize(("step_us", "kept"), [(2.0, 2 * 2), (0.0, 2)], ids=["short", "long"])
+def test_the_length_is_chosen_once_and_only_graphs_of_it_are_kept(step_us, kept):
+    timer, device, pair = slowing(step_us)
+    length = series(timer, pair).graph_pairs
+    assert len(device.graphs) == kept  # whole and phases; of one pair, for each of two sets
+    captured, pair.step_us = device.captured, 2.0 - step_us  # a later seed is timed as the first, whatever it does
+    pair.calls.clear()
+    assert series(timer, pair).graph_pairs == length
+    assert device.captured == captured
+    assert len(pair.calls) == 2 * 2 * 60  # nothing is compared again
+    timer.close()
+    assert len(device.graphs) == 0
+
+
+@pytest.mark.parametrize(("times", "compared"), [(1.01, SHORT_ITERATIONS), (0.9, SETTLE_ROUNDS * (8 + 20))])
+def test_pairs_that_take_long_are_not_compared(times, compared):
+    timer, _, pair = slowing(0.0)
+    slow = pair.dispatch
+    pair.dispatch = lambda s: (slow(s), pair.clock.advance(times * LONGEST_US - 9))  # type: ignore[method-assign]
+    assert series(timer, pair).graph_pairs == ENTRY_ITERATIONS
+    assert len(pair.calls) == compared + 2 * 2 * 60
+
+
+def test_the_gpu_is_held_before_each_graph_for_longer_than_enqueuing_one_takes():
+    timer, device, pair = slowing(2.0, enqueue_us=15.0)
+    device.log.clear()
+    series(timer, pair, iterations=4)
+    assert device.log[-4 * 4 :] == ["hold", "replay", "flush", "line_up"] * 4
+    assert device.held_us[-7:] == [LEAST_HOLD_US + 30.0] * 7
+    assert device.held_us[-8] == HOLD_US  # not yet known
+
+
+def test_a_loop_is_compared_with_nothing():
+    timer, device, pair = parts(graph=GraphSupport.NO)
+    seen = series(timer, pair, iterations=6)
+    assert seen.graph_pairs is None
+    assert len(pair.calls) == device.log.count("hold") == 2 * 2 * 6  # held in each iteration, before its common start
+
+
+def test_entry_is_cut_into_graphs_that_stamp_slots_of_their_own():
+    timer, device, pair = parts()
+    iterations = 2 * ENTRY_ITERATIONS + 4
+    series = timer.series(Regime.ENTRY, pair, pairs=0, iterations=iterations, sets=2)
+    assert series.values_us[Phase.ROUND_TRIP] == [pytest.approx(9)] * iterations
+    assert series.graph_pairs == ENTRY_ITERATIONS
+    assert len(device.graphs) == 2 * 2  # phases and whole: one of 20, replayed twice, and one of 4
+
+
+def test_entry_times_the_pair_alone_and_the_phases_in_a_series_of_their_own():
+    timer, device, pair = parts(stamp_us=0.5)
+    series = timer.series(Regime.ENTRY, pair, pairs=0, iterations=6, sets=2)
+    # a stamp is taken when its kernel ends, half a microsecond after what it ends
+    assert series.values_us[Phase.ROUND_TRIP] == pytest.approx([9.5] * 6)
+    assert series.values_us[Phase.DISPATCH] == pytest.approx([3.5] * 6)
+    assert series.values_us[Phase.COMBINE] == pytest.approx([5.5] * 6)
+    assert len(series.starts_ns) == series.pairs == series.graph_pairs == 6
+    compared = SETTLE_ROUNDS * (SHORT_ITERATIONS + 6)
+    assert device.log.count("flush") == device.log.count("line_up") == compared + 2 * 2 * 6  # both series, fill and all
+    assert timer.instrument_us(Regime.ENTRY, sets=2) == pytest.approx(0.5)
+
+
+def test_starts_are_given_on_the_first_ranks_clock_with_what_is_not_known_of_it():
+    clock = Clock()
+    device = FakeDevice(clock, advance=clock.advance, offset=ClockOffset(offset_ns=250, error_ns=40))
+    timer = CudaTimer(device, ThreadGroup(0, Shared(1)), graph=GraphSupport.YES)
+    series = timer.series(Regime.ENTRY, Pair(clock), pairs=0, iterations=2, sets=2)
+    assert series.starts_ns == [device.slots[0] - 250, device.slots[2] - 250]
+    assert series.clock_error_us == 0.04
+    device.drift_ns = -30  # a clock that runs slow is less well known at the end
+    assert timer.series(Regime.ENTRY, Pair(clock), pairs=0, iterations=2, sets=2).clock_error_us == 0.07
