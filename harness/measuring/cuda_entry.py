@@ -4,9 +4,10 @@ graph    |flush|line up, stamp|pair|stamp|  ...                                 
 series   |hold|graph| read stamps  |hold|graph| read stamps  ...                     a fill, and once more to count
 phases   the same with stamps around each phase, which cost time: a series of its own, for dispatch and combine
 
-Pairs of kernels with large arguments take longer in long graphs, the longer the later they come: on two H200s one of
-NCCL's collectives took 41 us in the first iteration of a graph of 20, 57 in the last, and 18 in a chain. So each unit
-takes graphs of one iteration if it is faster in those, as `steady` takes short ones (`GRAPH_US` of cuda_steady.py).
+Pairs of kernels with large arguments take longer in long graphs, the longer the later they come: on two H200s, with no
+hold, one of NCCL's collectives took 40 us in the second iteration of a graph of 20, 59 in the last, and 18 in a chain.
+So each unit takes graphs of one iteration if it is faster in those, as `steady` takes short ones (`GRAPH_US` of
+cuda_steady.py).
 
 A host that is late before a graph only delays its common start; one that is late within a graph is timed. So the GPU is
 held before every graph, of either length, until all of it is enqueued, and is idle before, so that the queue has room.
@@ -38,7 +39,8 @@ LONGEST_US = 2000.0
 EP HT, is less of them than `FASTER` asks for."""
 
 LEAST_HOLD_US = 20.0
-"""Beside twice what enqueuing the graph before took the host."""
+"""The GPU is held before a graph for so long and twice what enqueuing the one before it took the host. Before the first
+of a length it is `HOLD_US`, which may be too short: that one never counts alone."""
 
 INSTRUMENT_ITERATIONS = 64
 
@@ -55,6 +57,7 @@ class EntryTimer:
         self._captures = self._graphs[1].captures
         self._settled = not self._captures
         self.length = ENTRY_ITERATIONS
+        self._hold_us = dict.fromkeys(self._graphs, HOLD_US)  # before the next graph of that length
 
     def series(self, pair: Pair, *, iterations: int, sets: int) -> Series:
         """Phases, and pairs as a whole. Collective."""
@@ -154,11 +157,10 @@ class EntryTimer:
         runs = [runner(first) for first in range(0, iterations, length)]
         graphs.line_up()
         stamps: list[int] = []
-        hold_us = HOLD_US
         for run, count in runs * rounds:
             if self._captures:
-                device.hold(hold_us)
-            hold_us = LEAST_HOLD_US + 2 * device.host_us(run)
+                device.hold(self._hold_us[length])
+            self._hold_us[length] = LEAST_HOLD_US + 2 * device.host_us(run)
             stamps += device.stamps_ns(count)
         return stamps
 
