@@ -104,7 +104,7 @@ class Flag(StrEnum):
     THROTTLED = "throttled"
     WITHIN_LAUNCH = "within_launch"  # fewer than five launches: the interval misses launch variance
     CROSS_ALLOCATION = "cross_allocation"
-    KNOWN_ISSUE = "known_issue"  # found wrong since: `withdrawn.json` beside the rows says why
+    KNOWN_ISSUE = "known_issue"  # of the version, as its YAML says; or found since, as `withdrawn.json` says
     WARM_L2 = "warm_l2"
     LATE_START = "late_start"  # a rank missed the common start of an entry iteration
     PROFILED = "profiled"  # taken under a profiler or another wrapper, which costs time

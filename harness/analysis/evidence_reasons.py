@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun
+from epcross.harness.analysis.known_issues import issues_in, issues_of_row
 from epcross.harness.record import Record
 from epcross.harness.terms import HEADLINES, Flag, Status
 
@@ -13,13 +14,13 @@ _PATH = re.compile(r"(?<![^\s('\"])(?:/[^\s/'\"]+)+/(?=[^\s/'\"])")  # the folde
 
 
 def reasons(run: EvidenceRun) -> list[str]:
-    """A sentence for each backend that has points without a number, or numbers that were withdrawn: how many, by
-    status, with the commonest reasons."""
+    """A sentence for each backend that has points without a number, or numbers that are left out for a known issue: how
+    many, by status, with the commonest reasons."""
     shown = [row for row in run.rows if row.phase in HEADLINES and row.regime in TIMED]
     sentences = []
     for backend, config in run.backends.items():
         own = [row for row in shown if row.backend == backend]
-        if words := [*_without_number(own), *_withdrawn(run, own)]:
+        if words := [*_without_number(own), *_known_issues(run, own)]:
             sentences.append(f"{config['label']}: {'; '.join(words)}.")
     return sentences
 
@@ -39,14 +40,17 @@ def _without_number(rows: list[Record]) -> list[str]:
     return words
 
 
-def _withdrawn(run: EvidenceRun, rows: list[Record]) -> list[str]:
-    """What was measured, and turned out to be wrong since."""
-    why = {(run_id, one.backend, one.regime): one.reason for run_id, each in run.withdrawn.items() for one in each}
+def _known_issues(run: EvidenceRun, rows: list[Record]) -> list[str]:
+    """What was measured with a version that has a known issue, or turned out to be wrong since."""
+    since = {(run_id, one.backend, one.regime): one.reason for run_id, each in run.withdrawn.items() for one in each}
+    issues = {each.run_id: issues_in(each.plan) for each in (run.run, *run.older)}
     left_out: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
-        reason = why.get((row.run_id, row.backend, row.regime))
-        if reason is not None and row.status == Status.OK and Flag.KNOWN_ISSUE in row.flags.split():
-            left_out.setdefault((row.regime, reason), []).append(row)
+        if row.status != Status.OK or Flag.KNOWN_ISSUE not in row.flags.split():
+            continue
+        known = [issue.reason for issue in issues_of_row(row, issues[row.run_id].get(row.backend, ()))]
+        if why := [*filter(None, [since.get((row.run_id, row.backend, row.regime))]), *known]:
+            left_out.setdefault((row.regime, "; ".join(why)), []).append(row)
     return [
         f"{_count(len(own), 'repeat')} of {_count(len({row.point_id for row in own}), 'point')} in {regime} left out"
         f" ({_PATH.sub('', reason)})"

@@ -49,6 +49,7 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     Example: epcross point 3f2a --profile 'strace -f -o {log}'
     """
     from epcross.harness.analysis.beside import beside_table, differences
+    from epcross.harness.analysis.known_issues import known_issue_lines
     from epcross.harness.analysis.unmeasured import why_unmeasured
     from epcross.harness.planning.build import alone
     from epcross.harness.running import session as sessions
@@ -76,7 +77,7 @@ def command(point_id: str, run: Path | None, profile: str, output_dir: Path) -> 
     now = [record for unit in read_units(session.run)[0] for record in unit.records]
     console.print(Text(f"{found.point.point_id} of {found.run.run_id}: {describe(found.point)}"), soft_wrap=True)
     console.print(beside_table(now, stored))
-    for line in differences(now, stored):
+    for line in [*differences(now, stored), *known_issue_lines(now, session.plan.backends)]:
         console.print(Text(line), soft_wrap=True)
     if end.end is not End.DONE:
         console.print(f"The run is not complete: {end.reason}", soft_wrap=True, markup=False)

@@ -87,6 +87,7 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
 
 
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
+    from epcross.harness.analysis.known_issues import known_issue_lines
     from epcross.harness.analysis.soak_table import failure_lines, soak_table, verified_rounds
     from epcross.harness.analysis.table import run_table
     from epcross.harness.analysis.unmeasured import why_unmeasured
@@ -107,6 +108,9 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
     if rows:
         console.print(soak_table(rows, session.plan) if soaked else run_table(rows))
     for line in failure_lines(rows, session.plan) if soaked else ():
+        console.print(line, soft_wrap=True, markup=False)
+    issues = known_issue_lines(rows, session.plan.backends)
+    for line in issues:
         console.print(line, soft_wrap=True, markup=False)
     for name, entry in floor.items():
         console.print(_floor_line(name, entry), soft_wrap=True, markup=False)
@@ -134,6 +138,7 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
             "exit_code": code,
             "reason": end.reason or None,
             "unmeasured": unmeasured,
+            "known_issues": issues,
             "units": len(units),
             "planned_units": planned,
             "statuses": dict(statuses),

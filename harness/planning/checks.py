@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from epcross.harness.planning.known_issues import issue_problems
 from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Soak
 from epcross.harness.point import Point, Timing
 from epcross.harness.workload import placement, routing
@@ -107,6 +108,8 @@ def backend_problems(config: BackendConfig) -> list[str]:
         problems.append(f'color is {config.color!r}, but must be written "#rrggbb", in quotes')
     if config.computes:
         problems.append("computes is for the plan to fill in; name the usual expert stage with compute: NAME")
+    for issue in config.known_issues:
+        problems += issue_problems(issue)
     return problems
 
 

@@ -10,7 +10,7 @@ from epcross.harness.terms import Domain, Sharing, WeightFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownIssue:
-    """A known defect of some versions; rows of such a version carry the flag `known_issue`."""
+    """A known defect of some versions; rows of such a version carry the flag `known_issue` (see `known_issues.py`)."""
 
     versions: str  # a PEP 440 specifier, such as "<1.3" or "==2.0.*"
     reason: str

@@ -7,6 +7,7 @@ from typing import Any
 from epcross.harness.analysis.captions import provenance
 from epcross.harness.analysis.cells import Cell, Series, by_panel
 from epcross.harness.analysis.figures.scene import Scene
+from epcross.harness.analysis.known_issues import known_issue_lines
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.table import Footnotes, microseconds
 from epcross.harness.record import Record
@@ -108,7 +109,8 @@ def _numbers(cell: Cell) -> dict[str, Any]:
 
 
 def statuses(material: Material) -> list[Block]:
-    """Rows of each backend by status, flags, every failure with its reason, what is missing and what is damaged."""
+    """Rows of each backend by status, flags, known issues and failures with their reasons, what is missing and what is
+    damaged."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     flags: dict[str, Counter[str]] = defaultdict(Counter)
     for row in material.records:
@@ -138,7 +140,17 @@ def statuses(material: Material) -> list[Block]:
                 numbers=True,
             )
         )
-    return [*blocks, *_failures(material), *_damage(material)]
+    return [*blocks, *_known_issues(material), *_failures(material), *_damage(material)]
+
+
+def _known_issues(material: Material) -> list[Block]:
+    several = len(material.runs) > 1
+    lines = [
+        f"run {run.run_id}: {line}" if several else line
+        for run in material.runs
+        for line in known_issue_lines(run.records, run.plan.backends)
+    ]
+    return [Bullets(entries=lines)] if lines else []
 
 
 def _failures(material: Material) -> list[Block]:

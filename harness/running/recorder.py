@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import StoreError
+from epcross.harness.planning.known_issues import issues_of
 from epcross.harness.record import Record, Samples, UnitResult
 from epcross.harness.running.job import Job, Turn
 from epcross.harness.running.progress import ProgressLog
@@ -83,7 +84,7 @@ class Recorder:
                     record,
                     attempt=attempt,
                     position=turn.position,
-                    flags=join_words([*record.flags.split(), *marks, *seen]),
+                    flags=join_words([*record.flags.split(), *marks, *seen, *self._known_issue(turn, record)]),
                 )
                 for record in records
             )
@@ -112,6 +113,11 @@ class Recorder:
             "wall_s": round(wall_s, 3),
         }
         return self._store(turn, point_id, tuple(replace(r, **common) for r in records), (), wall_s, stages_s)
+
+    def _known_issue(self, turn: Turn, record: Record) -> set[Flag]:
+        """Here and not in the worker, whose interpreter may be another one, with nothing to compare versions with."""
+        found = issues_of(record.backend_version, self.job.backends[turn.backend].known_issues)
+        return {Flag.KNOWN_ISSUE} if found else set()
 
     def _store(
         self,

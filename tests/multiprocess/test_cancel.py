@@ -81,6 +81,7 @@ def test_a_run_from_plan_to_table(epcross: Epcross) -> None:
         "exit_code": 0,
         "reason": None,
         "unmeasured": None,
+        "known_issues": [],
         "units": units,
         "planned_units": units,
         "statuses": {"ok": units},

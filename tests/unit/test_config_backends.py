@@ -135,3 +135,17 @@ def test_a_wrong_backend_file_is_refused(tmp_path: Path):
     text = "\n".join(problems_of("sweep=smoke", "backend=mine", more=(tmp_path,)))
     for says in ("did you mean 'target'?", "target is missing", "put it in quotes"):
         assert says in text
+
+
+@pytest.mark.parametrize("versions", ["1.3", "<1.3 or >2", "older", "=1.3", "<1.3.*", "", " , "])
+def test_what_is_no_specifier_is_refused(tmp_path: Path, versions: str):
+    (tmp_path / "backend").mkdir()
+    path = tmp_path / "backend" / "mine.yaml"
+    head = "target: fixture_backends:Plain\nlabel: M\ncolor: '#123456'\nknown_issues:\n"
+    path.write_text(f"{head}  - {{versions: '<2', reason: races}}\n  - {{versions: '{versions}', reason: races}}\n")
+    assert the_problem("sweep=smoke", "backend=mine", more=(tmp_path,)) == (
+        f"backend 'mine' ({path}): known_issues: versions is {versions!r}, but must be a PEP 440 specifier, such as "
+        '"<1.3", "==2.0.*" or ">=1.1,<1.3"; ">=0" is every version'
+    )
+    path.write_text(f"{head}  - {{versions: '<2', reason: ' '}}\n")
+    assert "known_issues: reason is empty" in the_problem("sweep=smoke", "backend=mine", more=(tmp_path,))

@@ -157,6 +157,28 @@ def test_withdrawn_repeats_are_counted_with_the_reason(usual: EvidenceRun) -> No
     assert "AG/RS" not in leads(run)
 
 
+def test_repeats_of_a_version_with_a_known_issue_are_counted_with_every_reason(usual: EvidenceRun) -> None:
+    def told(row: Record) -> Record:
+        version = {"ag_rs": "2.11.0+cu130", "deepep_v2": "deep-ep 2.1", "onesided_fence": "f00df00df00df00d"}
+        flagged = row.backend in version and (row.backend, row.tokens_per_rank) != ("deepep_v2", 64)
+        flags = Flag.KNOWN_ISSUE if flagged else ""
+        return replace(row, backend_version=version.get(row.backend), flags=flags)
+
+    issues = [
+        {"versions": "<2.12", "reason": "sums may be late"},
+        {"versions": "==2.11.0", "reason": "see /opt/a/notes"},
+        {"versions": ">2.11.0", "reason": "of others"},
+    ]
+    plan = {"backends": {name: {**each, "known_issues": issues} for name, each in usual.backends.items()}}
+    why = (Withdrawal(backend="ag_rs", regime="steady", reason="its clock was wrong"),)
+    run = replace(changed(usual, told), run=replace(usual.run, plan=plan), withdrawn={usual.run.run_id: why})
+    text = medians(run)
+    both = "its clock was wrong; sums may be late; see notes"
+    assert f"AG/RS: 24 repeats of 2 points in steady left out ({both})." in text
+    assert "DeepEP V2: 24 repeats of 2 points in steady left out (sums may be late)." in text
+    assert "Fence:" not in text  # a hash is no version, so no issue can be the reason of its flag
+
+
 def test_a_committed_run_is_read_with_what_is_withdrawn_of_it(tmp_path: Path) -> None:
     """By the folder that holds its tables."""
     from epcross.harness.analysis.evidence_run import committed_runs
