@@ -97,9 +97,13 @@ def read_units(run: RunDirectory) -> tuple[list[UnitResult], list[UnitProblem]]:
     results, problems = read_stored_units(run)
     rows = [record for result in results for record in result.records]
     places = [(row.run_id, row.backend, row.regime) for row in rows]
-    flags = iter(flags_beside(run.units, places, [row.flags for row in rows], whole=not problems))
+    stored = [row.flags for row in rows]
+    flags = flags_beside(run.units, places, stored, whole=not problems)
+    if flags == stored:
+        return results, problems
+    told = iter(flags)
     return [
-        replace(result, records=tuple(replace(row, flags=next(flags)) for row in result.records)) for result in results
+        replace(result, records=tuple(replace(row, flags=next(told)) for row in result.records)) for result in results
     ], problems
 
 
