@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from epcross.harness.analysis.evidence_figure import round_trip_figure
-from epcross.harness.analysis.evidence_run import EvidenceRun, committed_runs, read_run
+from epcross.harness.analysis.evidence_reasons import withdrawn
+from epcross.harness.analysis.evidence_run import EvidenceRun, committed_runs, read_committed, read_run
 from epcross.harness.analysis.evidence_text import TEXTS
 from epcross.harness.analysis.evidence_versions import NAME, NUMBERS, Shown, elsewhere, unsaid
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.storing.sealed import write_whole
 from epcross.harness.storing.store import merge, open_run
+from epcross.harness.storing.withdrawn import WITHDRAWN_FILE, as_file
 
 MEASURED = Path("results/measured")
 FIGURES = Path("docs/figures")
@@ -43,9 +45,12 @@ def commit(root: Path, run: Path) -> Path:
     Raises:
         StoreError: `run` cannot be read or carries no number, or other rows stand there under its name.
     """
-    read_run(run, open_run(run))  # refuses what no number can rest on
+    found = read_run(run, open_run(run))  # refuses what no number can rest on
     target = root / MEASURED / run.resolve().name
     merge(target, [run])
+    entries = found.withdrawn[found.run.run_id]
+    if entries and not (target / WITHDRAWN_FILE).exists():  # the rows carry the flag, this the reasons
+        write_whole(target / WITHDRAWN_FILE, as_file(entries))
     return target
 
 
@@ -55,11 +60,14 @@ def make(root: Path) -> dict[Path, bytes]:
     Raises:
         EpcrossError: a mark names nothing that can be made, or a committed run cannot be read.
     """
-    runs = committed_runs(root / MEASURED)
+    committed = read_committed(root / MEASURED)
+    runs = committed.runs
+    emptied = {sweep: _emptied(gone) for sweep, gone in committed.emptied.items()}
     sweeps = {path.stem for path in (root / "sweeps").glob("*.yaml")}
     shown = marked(root, NUMBERS)
     made = {
-        path: filled(path.read_text(), runs, sweeps, _up(path.parent, root), shown).encode() for path in documents(root)
+        path: filled(path.read_text(), runs, sweeps, _up(path.parent, root), shown, emptied).encode()
+        for path in documents(root)
     }
     made |= {root / FIGURES / f"{sweep}.svg": round_trip_figure(run) for sweep, run in runs.items() if not run.is_soak}
     return made
@@ -80,12 +88,23 @@ def contradictions(root: Path) -> list[str]:
 
 
 def stale(root: Path) -> list[Path]:
-    """Pages and figures that do not hold what they must."""
-    return [path for path, content in make(root).items() if not path.exists() or path.read_bytes() != content]
+    """Pages and figures that do not hold what they must, and figures of sweeps that have no run to show."""
+    return _stale(root, make(root))
+
+
+def _stale(root: Path, made: Mapping[Path, bytes]) -> list[Path]:
+    figures = [root / FIGURES / f"{path.stem}.svg" for path in sorted((root / "sweeps").glob("*.yaml"))]
+    left = [path for path in figures if path.exists() and path not in made]
+    return [path for path, content in made.items() if not path.exists() or path.read_bytes() != content] + left
 
 
 def filled(
-    page: str, runs: Mapping[str, EvidenceRun], sweeps: Set[str], up: str = "", shown: Shown | None = None
+    page: str,
+    runs: Mapping[str, EvidenceRun],
+    sweeps: Set[str],
+    up: str = "",
+    shown: Shown | None = None,
+    emptied: Mapping[str, str] | None = None,
 ) -> str:
     """`page` with everything between marks made anew.
 
@@ -94,22 +113,24 @@ def filled(
         sweeps: those that there are, with a committed run or without.
         up: the way from the page's folder to the root, such as "../".
         shown: the sweeps of which each page shows numbers.
+        emptied: sweep -> what is said in place of its numbers where all of them are withdrawn.
 
     Raises:
         EpcrossError: a mark names an unknown text or sweep, or a mark is never closed.
     """
 
+    instead = emptied or {}
     texts = {**TEXTS, NAME: lambda run: elsewhere(run, runs, shown or {})}
 
     def replacement(found: re.Match[str]) -> str:
         begin, sweep, name, _, end = found.groups()
         if name not in texts:
             raise EpcrossError(f"there is no evidence '{sweep}.{name}'; after the dot comes {', '.join(texts)}")
-        if sweep not in runs and sweep not in sweeps:
+        if sweep not in {*runs, *instead, *sweeps}:
             raise EpcrossError(
                 f"there is no sweep '{sweep}' for evidence '{sweep}.{name}'; there are {', '.join(sorted(sweeps))}"
             )
-        text = texts[name](runs[sweep]).replace("{root}", up) if sweep in runs else NOTHING
+        text = texts[name](runs[sweep]).replace("{root}", up) if sweep in runs else instead.get(sweep, NOTHING)
         gap = "\n" if "\n" in text or text.startswith("!") else ""
         return f"{begin}{gap}{text}{gap}{end}"
 
@@ -124,13 +145,21 @@ def filled(
 
 
 def write(root: Path) -> list[Path]:
-    """Make everything anew; returns what changed."""
+    """Make everything anew, and remove figures of sweeps that have no run to show; returns what changed."""
     made = make(root)
-    changed = stale(root)
+    changed = _stale(root, made)
     for path in changed:
+        if path not in made:
+            path.unlink()
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, made[path])
     return changed
+
+
+def _emptied(runs: Sequence[EvidenceRun]) -> str:
+    told = "; ".join(f"run {run.run.run_id}: {withdrawn(run)}" for run in runs)
+    return f"*All numbers of this sweep are withdrawn ({told}).*"
 
 
 def _up(folder: Path, root: Path) -> str:

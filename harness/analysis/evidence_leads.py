@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping
 
 from epcross.harness.analysis.captions import span
+from epcross.harness.analysis.evidence_reasons import withdrawn
 from epcross.harness.analysis.evidence_run import OURS, TIMED, EvidenceRun, Panel, names
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
@@ -36,10 +37,11 @@ def leads(run: EvidenceRun) -> str:
                 lines.append(f"| {tokens} | {' | '.join(spoken)} | {_ratio(lead[1][1], lead[0][1])} |")
         if len(lines) > 2:
             tables.append("\n".join(lines))
+    gone = [f"Left out as withdrawn: {words}."] if (words := withdrawn(run)) else []
     if not tables:
-        return "nothing of ours stands beside another backend"
+        return " ".join(["nothing of ours stands beside another backend" + "." * bool(gone), *gone])
     n = f"Each median is of n = {span(counts)} repeats, of calls in which both were measured."
-    return "\n\n".join([*tables, n])
+    return "\n\n".join([*tables, " ".join([n, *gone])])
 
 
 def _by_call(run: EvidenceRun, panel: Panel, regime: Regime) -> dict[tuple[str, int], dict[str, list[float]]]:

@@ -6,6 +6,7 @@ from collections import Counter
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun
 from epcross.harness.analysis.known_issues import issues_in, issues_of_row
 from epcross.harness.record import Record
+from epcross.harness.storing.withdrawn import Place
 from epcross.harness.terms import HEADLINES, Flag, Status
 
 _REASONS = 3  # of a backend's points, in a status
@@ -25,6 +26,22 @@ def reasons(run: EvidenceRun) -> list[str]:
     return sentences
 
 
+def withdrawn(run: EvidenceRun) -> str:
+    """Which series' numbers are withdrawn, and why, as in "entry of AG/RS; Fence (its clock was wrong)"; empty if none
+    are."""
+    shown = {
+        (row.run_id, row.backend, row.regime) for row in run.rows if row.phase in HEADLINES and row.regime in TIMED
+    }
+    entries = [entry for each in run.withdrawn.values() for entry in each if entry.place in shown]
+    labels: dict[tuple[str, str], dict[str, None]] = {}
+    for backend, config in run.backends.items():
+        for entry in entries:
+            if entry.backend == backend:
+                labels.setdefault((entry.regime, entry.reason), {})[config["label"]] = None
+    told = [f"{regime} of {'; '.join(names)} ({_PATH.sub('', why)})" for (regime, why), names in labels.items()]
+    return "; ".join(told)
+
+
 def _without_number(rows: list[Record]) -> list[str]:
     points: dict[str, dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: (row.tokens_per_rank, row.dispatch_format)):
@@ -42,14 +59,16 @@ def _without_number(rows: list[Record]) -> list[str]:
 
 def _known_issues(run: EvidenceRun, rows: list[Record]) -> list[str]:
     """What was measured with a version that has a known issue, or turned out to be wrong since."""
-    since = {(run_id, one.backend, one.regime): one.reason for run_id, each in run.withdrawn.items() for one in each}
+    since: dict[Place, list[str]] = {}
+    for entry in (entry for each in run.withdrawn.values() for entry in each):
+        since.setdefault(entry.place, []).append(entry.reason)
     issues = {each.run_id: issues_in(each.plan) for each in (run.run, *run.older)}
     left_out: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         if row.status != Status.OK or Flag.KNOWN_ISSUE not in row.flags.split():
             continue
         known = [issue.reason for issue in issues_of_row(row, issues[row.run_id].get(row.backend, ()))]
-        if why := [*filter(None, [since.get((row.run_id, row.backend, row.regime))]), *known]:
+        if why := [*since.get((row.run_id, row.backend, row.regime), ()), *known]:
             left_out.setdefault((row.regime, "; ".join(why)), []).append(row)
     return [
         f"{_count(len(own), 'repeat')} of {_count(len({row.point_id for row in own}), 'point')} in {regime} left out"

@@ -1,7 +1,7 @@
 """A committed run as the documents use it: its rows, and the documents that lie with them."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from epcross.harness.analysis.cells import PHASE_WORDS
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
-from epcross.harness.storing.parquet import read_rows_table
+from epcross.harness.storing.parquet import read_rows_table, read_withdrawn_of
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
-from epcross.harness.storing.withdrawn import Withdrawal, read_withdrawn
+from epcross.harness.storing.withdrawn import Withdrawal
 from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
 
 OURS = ("onesided", "layer_onesided")
@@ -65,6 +65,16 @@ class EvidenceRun:
     def is_soak(self) -> bool:
         """Whether it was a soak, whose cases are drawn at random: no curve goes through them."""
         return bool(self.run.plan.get("soak"))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there is a round trip, layer or expert stage that a number of a page can rest on."""
+        return any(row.regime in TIMED for row in self.headline_rows())
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether it has no such number left, since its numbers turned out to be wrong."""
+        return any(self.withdrawn.values()) and not self.has_numbers
 
     def ep_sizes(self) -> list[int]:
         """EP sizes with rows that a headline may rest on."""
@@ -123,6 +133,15 @@ class EvidenceRun:
         return {key: [row.latency_us for row in rows if row.latency_us is not None] for key, rows in shown.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What is committed, by sweep: the run whose numbers documents show, or where none is left of any run, all of its
+    runs, newest first."""
+
+    runs: dict[str, EvidenceRun]
+    emptied: dict[str, tuple[EvidenceRun, ...]]
+
+
 def panel_of(row: Record) -> Panel:
     """Where a row stands."""
     return Panel(row.ep_size, row.num_experts, row.dispatch_format, row.weight_format or "")
@@ -165,22 +184,38 @@ def what(run: EvidenceRun) -> str:
 
 
 def committed_runs(folder: Path) -> dict[str, EvidenceRun]:
-    """Sweep -> the newest run of it in `folder`, by the time it was made, as ids name only its second. EP sizes that it
-    has no headline for come from the newest of the older runs that has.
+    """The `runs` of `read_committed`."""
+    return read_committed(folder).runs
+
+
+def read_committed(folder: Path) -> Committed:
+    """What lies in `folder`. The newest run is that by the time it was made, as ids name only its second. EP sizes that
+    it has no headline for come from the newest of the older runs that has.
 
     Raises:
-        StoreError: a run cannot be read.
+        StoreError: a run cannot be read, or none of its rows can carry a number and it is not withdrawn.
     """
     found: dict[str, list[EvidenceRun]] = {}
     for path in _by_name(folder.glob("*/rows.parquet")):
         for documents in _by_name(path.parent.glob("runs/*/run.json")):
             run = open_run(documents.parent)
-            found.setdefault(run.sweep, []).append(read_run(path.parent, run))
-    return {sweep: _filled(runs) for sweep, runs in found.items()}
+            found.setdefault(run.sweep, []).append(_read(path.parent, run))
+    runs: dict[str, EvidenceRun] = {}
+    emptied: dict[str, tuple[EvidenceRun, ...]] = {}
+    for sweep, each in found.items():
+        newest_first = sorted(each, key=lambda one: (one.run.created, one.run.run_id), reverse=True)
+        left = [one for one in newest_first if not one.is_emptied]
+        for one in left:
+            _require_numbers(one)
+        if left:
+            runs[sweep] = _filled(left)
+        else:
+            emptied[sweep] = tuple(newest_first)
+    return Committed(runs=runs, emptied=emptied)
 
 
-def _filled(runs: list[EvidenceRun]) -> EvidenceRun:
-    newest, *others = sorted(runs, key=lambda one: (one.run.created, one.run.run_id), reverse=True)
+def _filled(newest_first: Sequence[EvidenceRun]) -> EvidenceRun:
+    newest, *others = newest_first
     for other in others:
         missing = set(other.ep_sizes()) - set(newest.ep_sizes())
         if missing:
@@ -198,22 +233,32 @@ def read_run(folder: Path, run: RunDirectory) -> EvidenceRun:
     Raises:
         StoreError: its rows cannot be read, or none of them can carry a number.
     """
+    found = _read(folder, run)
+    _require_numbers(found)
+    return found
+
+
+def _read(folder: Path, run: RunDirectory) -> EvidenceRun:
     rows = [Record(**row) for row in read_rows_table(folder).to_pylist() if row["run_id"] == run.run_id]
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    found = EvidenceRun(
+    return EvidenceRun(
         folder=folder,
         run=run,
         rows=tuple(rows),
         floor=read_floor(run) or {},
         size_bytes=size_bytes,
-        withdrawn={run.run_id: read_withdrawn(folder)},
+        withdrawn={run.run_id: tuple(one for one in read_withdrawn_of(folder) if one.run_id == run.run_id)},
     )
-    if not any(row.regime in TIMED for row in found.headline_rows()):
+
+
+def _require_numbers(run: EvidenceRun) -> None:
+    if run.is_emptied:
+        raise StoreError(f"{run.folder}: nothing is left of run {run.run.run_id}, whose numbers are withdrawn")
+    if not run.has_numbers:
         raise StoreError(
-            f"{folder} has no round trip that is ok and without flags, so no number can rest on it; take a run on a "
-            "quiet machine with a core for each rank"
+            f"{run.folder} has no round trip that is ok and without flags, so no number can rest on it; take a run on "
+            "a quiet machine with a core for each rank"
         )
-    return found
 
 
 def _by_name(paths: Iterable[Path]) -> list[Path]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from epcross.harness.analysis.copies import without_copies
 from epcross.harness.errors import InputError
 from epcross.harness.measuring.link_bytes import ROUNDED
 from epcross.harness.storing import store
@@ -84,14 +85,13 @@ _WHERE_MISSING: Mapping[str, str] = {
     "weight_format": NO_WEIGHTS,
 }
 _PLAIN = {"Int64": "int64", "boolean": "bool"}  # what a column becomes that is never missing
-_ROW_KEY = ["run_id", "point_id", "phase", "repeat"]
 
 
 class Headline(NamedTuple):
     """Rows that a headline may rest on, and what was left out."""
 
     rows: pd.DataFrame
-    note: str  # a sentence for a caption; empty if nothing was left out
+    note: str  # for a caption: what was left out, and which flagged rows were kept; empty if neither
     left_out: dict[str, int]  # status or flag -> rows; a row with two flags counts under both
 
 
@@ -114,7 +114,7 @@ def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> p
     if not paths:
         raise InputError("no runs given. Name one or more run directories, merged folders or rows.parquet files")
     wanted = None if domains is None else _known_domains(domains)
-    frame = _without_copies(store.load_rows([Path(path) for path in paths]))
+    frame = without_copies(store.load_rows([Path(path) for path in paths]))
     if wanted is not None:
         frame = frame[frame["domain"].isin(wanted)].reset_index(drop=True)
     for name in frame.columns:
@@ -190,11 +190,14 @@ def headline(frame: pd.DataFrame, keep: Iterable[Flag | str] = ()) -> Headline:
     counts |= {str(flag): int((ok & frame[f"is_{flag}"]).sum()) for flag in barred}
     left_out = {word: count for word, count in counts.items() if count}
     rows = frame[ok & ~flagged]
-    note = ""
+    notes = []
     if left_out:
         words = ", ".join(f"{count} {word}" for word, count in left_out.items())
-        note = f"{len(frame) - len(rows)} of {len(frame)} rows left out: {words}"
-    return Headline(rows=rows, note=note, left_out=left_out)
+        notes.append(f"{len(frame) - len(rows)} of {len(frame)} rows left out: {words}")
+    inside = {flag: int(rows[f"is_{flag}"].sum()) for flag in Flag if flag in kept}
+    if words := ", ".join(f"{count} {flag}" for flag, count in inside.items() if count):
+        notes.append(f"flagged rows kept: {words}")
+    return Headline(rows=rows, note="; ".join(notes), left_out=left_out)
 
 
 def require_one_domain(*frames: pd.DataFrame, mixed: bool = False) -> None:
@@ -226,19 +229,6 @@ def _known_domains(domains: Iterable[Domain | str]) -> list[str]:
     if unknown := sorted(set(wanted) - set(Domain)):
         raise InputError(f"domain {', '.join(unknown)} is unknown; allowed: {', '.join(Domain)}")
     return wanted
-
-
-def _without_copies(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each row once: a run may be given alone and inside a merged folder."""
-    frame = frame.drop_duplicates(ignore_index=True)
-    twice = frame[frame.duplicated(_ROW_KEY)]
-    if len(twice):
-        first = ", ".join(f"{name} {twice.iloc[0][name]}" for name in _ROW_KEY)
-        raise InputError(
-            f"{len(twice)} rows are there twice with different values, the first: {first}. "
-            "Two copies of one run have come apart: give the whole one only"
-        )
-    return frame
 
 
 def _typed(column: pd.Series) -> pd.Series:

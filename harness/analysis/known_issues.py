@@ -1,6 +1,7 @@
-"""What is said of rows whose version has a known issue: which backend and version, how many rows, and why.
+"""What is said of rows whose version has a known issue, or that are withdrawn: which, how many, and why.
 
-Rows carry the flag alone. The reason is in the configuration of the backend, which every run keeps with its plan.
+Rows carry the flag alone. The reason is in the configuration of the backend, which every run keeps with its plan, or in
+the `withdrawn.json` beside them.
 """
 
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 from epcross.harness.planning.known_issues import issues_of
 from epcross.harness.planning.schema import BackendConfig, KnownIssue
 from epcross.harness.record import Record
+from epcross.harness.storing.withdrawn import Withdrawal
 from epcross.harness.terms import Flag
 
 
@@ -38,4 +40,15 @@ def known_issue_lines(rows: Iterable[Record], backends: Mapping[str, BackendConf
         f"{backend}: known issue of {issue.versions}: {issue.reason} "
         f"({count} row{'s' * (count != 1)} of {version} flagged {Flag.KNOWN_ISSUE})"
         for (backend, version, issue), count in counts.items()
+    ]
+
+
+def withdrawn_lines(rows: Iterable[Record], withdrawn: Iterable[Withdrawal]) -> list[str]:
+    """A sentence for each entry of `withdrawn` that some of `rows` are withdrawn by."""
+    counts = Counter((row.run_id, row.backend, row.regime) for row in rows)
+    return [
+        f"{entry.backend}: {entry.regime} is withdrawn: {entry.reason} "
+        f"({count} row{'s' * (count != 1)} flagged {Flag.KNOWN_ISSUE})"
+        for entry in withdrawn
+        if (count := counts[entry.place])
     ]

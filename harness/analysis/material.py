@@ -12,6 +12,7 @@ from epcross.harness.record import Record
 from epcross.harness.storing.parquet import ROWS_FILE, SAMPLES_FILE, read_rows_table, read_samples_table, samples_table
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
 from epcross.harness.storing.units import missing_rows, planned_keys, read_units
+from epcross.harness.storing.withdrawn import Withdrawal, withdrawn_beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,7 @@ class Run:
     floor: dict[str, Any]  # by job; empty if none was measured
     missing: int  # planned rows that are not there
     problems: tuple[str, ...]  # unit files that cannot be used
+    withdrawn: tuple[Withdrawal, ...] = ()  # of its rows, as wrong
 
     @property
     def run_id(self) -> str:
@@ -115,11 +117,13 @@ def _open(path: Path, *, tables: Path) -> Run:
         records = tuple(Record(**row) for row in read_rows_table(tables / ROWS_FILE).filter(own).to_pylist())
         samples, problems = read_samples_table(tables / SAMPLES_FILE).filter(own), []
         missing = len(planned_keys(plan.points, plan.timing)) - len(records)
+        rows_at = tables / ROWS_FILE
     else:
         units, problems = read_units(directory)
         records = tuple(record for unit in units for record in unit.records)
         samples = samples_table(directory.run_id, units)
         missing = len(missing_rows(units, plan.points, plan.timing))
+        rows_at = directory.units
     return Run(
         directory=directory,
         plan=plan,
@@ -128,4 +132,5 @@ def _open(path: Path, *, tables: Path) -> Run:
         floor=read_floor(directory) or {},
         missing=missing,
         problems=tuple(str(problem) for problem in problems),
+        withdrawn=tuple(entry for entry in withdrawn_beside(rows_at) if entry.run_id == directory.run_id),
     )

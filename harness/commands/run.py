@@ -87,13 +87,14 @@ def _measure(what: "Plan | Path | None", fail_fast: bool, as_json: bool) -> int:
 
 
 def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
-    from epcross.harness.analysis.known_issues import known_issue_lines
+    from epcross.harness.analysis.known_issues import known_issue_lines, withdrawn_lines
     from epcross.harness.analysis.soak_table import failure_lines, soak_table, verified_rounds
     from epcross.harness.analysis.table import run_table
     from epcross.harness.analysis.unmeasured import why_unmeasured
     from epcross.harness.running.launch import End
     from epcross.harness.running.recorder import FINE
     from epcross.harness.storing.store import read_floor, read_units
+    from epcross.harness.storing.withdrawn import withdrawn_beside
     from epcross.harness.terms import Status
 
     path = session.run.path
@@ -109,7 +110,10 @@ def _finish(session: "Session", end: "JobEnd", as_json: bool) -> int:
         console.print(soak_table(rows, session.plan) if soaked else run_table(rows))
     for line in failure_lines(rows, session.plan) if soaked else ():
         console.print(line, soft_wrap=True, markup=False)
-    issues = known_issue_lines(rows, session.plan.backends)
+    issues = [
+        *known_issue_lines(rows, session.plan.backends),
+        *withdrawn_lines(rows, withdrawn_beside(session.run.units)),
+    ]
     for line in issues:
         console.print(line, soft_wrap=True, markup=False)
     for name, entry in floor.items():

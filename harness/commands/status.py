@@ -24,12 +24,14 @@ def command(run: Path, as_json: bool) -> None:
     \b
     Example: epcross status results/runs/20260131-120000-quickstart-1a2b
     """
+    from epcross.harness.analysis.known_issues import withdrawn_lines
     from epcross.harness.analysis.table import status_table
     from epcross.harness.analysis.unmeasured import why_unmeasured
     from epcross.harness.planning.plan import SLURM, Plan
     from epcross.harness.running.display import failure_line, progress_line
     from epcross.harness.running.progress import Pace, ProgressReader
     from epcross.harness.storing.store import missing_rows, open_run, owner_of, read_units
+    from epcross.harness.storing.withdrawn import withdrawn_beside
 
     directory = open_run(run)
     plan = Plan.from_json(directory.plan)
@@ -72,6 +74,8 @@ def command(run: Path, as_json: bool) -> None:
     if owner:
         console.print(progress_line(pace), soft_wrap=True, markup=False)
     console.print(status_table(rows, planned_units=planned, done_units=len(units), problems=problems))
+    for line in withdrawn_lines(rows, withdrawn_beside(directory.units)):
+        console.print(line, soft_wrap=True, markup=False)
     for note in pace.failures[-SHOWN_FAILURES:]:
         console.print(failure_line(note), soft_wrap=True, markup=False)
     if unmeasured:

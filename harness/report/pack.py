@@ -2,7 +2,8 @@
 
     <name>/MANIFEST.sha256            as `sha256sum -c` reads it
     <name>/README.md
-    <name>/runs/<run_id>/             run, plan, environment and floor as JSON; rows.parquet and samples.parquet
+    <name>/runs/<run_id>/             run, plan, environment and floor as JSON; rows.parquet and samples.parquet;
+                                      withdrawn.json where rows are withdrawn
     <name>/report/                    the page, Markdown, tables and figures
 
 The same runs and report give the same bytes: names are sorted, and times, owners and modes are fixed.
@@ -22,6 +23,7 @@ from epcross.harness.errors import ConfigError, StoreError
 from epcross.harness.report.page import report_files
 from epcross.harness.storing.parquet import ROWS_FILE, SAMPLES_FILE, rows_table
 from epcross.harness.storing.sealed import write_whole
+from epcross.harness.storing.withdrawn import WITHDRAWN_FILE, as_file
 
 SUFFIX = ".tar.gz"
 MANIFEST = "MANIFEST.sha256"
@@ -121,6 +123,8 @@ def _run_files(run: Run) -> dict[str, bytes]:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         files[name] = sink.getvalue().to_pybytes()
+    if run.withdrawn:  # the rows carry the flag, this the reasons
+        files[WITHDRAWN_FILE] = as_file(run.withdrawn)
     return files
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from epcross.harness.analysis.captions import provenance
 from epcross.harness.analysis.cells import Cell, Series, by_panel
 from epcross.harness.analysis.figures.scene import Scene
-from epcross.harness.analysis.known_issues import known_issue_lines
+from epcross.harness.analysis.known_issues import known_issue_lines, withdrawn_lines
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.table import Footnotes, microseconds
 from epcross.harness.record import Record
@@ -148,7 +148,10 @@ def _known_issues(material: Material) -> list[Block]:
     lines = [
         f"run {run.run_id}: {line}" if several else line
         for run in material.runs
-        for line in known_issue_lines(run.records, run.plan.backends)
+        for line in [
+            *known_issue_lines(run.records, run.plan.backends),
+            *withdrawn_lines(run.records, run.withdrawn),
+        ]
     ]
     return [Bullets(entries=lines)] if lines else []
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from epcross.harness.analysis.known_issues import withdrawn_lines
 from epcross.harness.analysis.table import status_table
 from epcross.harness.analysis.unmeasured import why_unmeasured
 from epcross.harness.commands import WIDTH
@@ -20,6 +21,7 @@ from epcross.harness.running.display import failure_line
 from epcross.harness.slurm.follow import PieceState, PieceView, RunView, view
 from epcross.harness.storing.run_directory import RunDirectory
 from epcross.harness.storing.units import UnitProblem, missing_rows
+from epcross.harness.storing.withdrawn import withdrawn_beside
 
 SHOWN_FAILURES = 5
 
@@ -60,6 +62,8 @@ def show(
             f"Slurm cannot be asked ({seen.silent}); this is what the files say.", soft_wrap=True, markup=False
         )
     console.print(status_table(rows, planned_units=planned, done_units=len(units), problems=problems))
+    for line in withdrawn_lines(rows, withdrawn_beside(run.units)):
+        console.print(line, soft_wrap=True, markup=False)
     if unmeasured:
         console.print(unmeasured, soft_wrap=True, markup=False)
     for note in failures:

@@ -24,10 +24,13 @@ from epcross.harness.storing.parquet import (
 )
 from epcross.harness.storing.regular_file import read_regular
 from epcross.harness.storing.sealed import write_whole
-from epcross.harness.terms import Flag
+from epcross.harness.storing.withdrawn import WITHDRAWN_FILE, with_known_issue
 
 KEY = ("point_id", "phase", "repeat", "backend_version", "measure_hash", "machine")
 """What makes two rows answers to one question: the same thing measured by the same code on the same kind of machine."""
+
+NAMED = 5
+"""Clashing keys that an error names; the others are counted."""
 
 _DOCUMENTS = ("run.json", "plan.json", "environment.json", "floor.json")
 _PLAIN = {"run_id": pa.string(), "point_id": pa.string(), "phase": pa.string(), "repeat": pa.int64()}
@@ -49,7 +52,7 @@ def merge(target: Path, sources: Sequence[Path]) -> MergeSummary:
     only where nothing is to be added.
 
     Raises:
-        StoreError: a key has two different rows (every such key is named), a source cannot be read, or the target
+        StoreError: a key has two different rows (the first are named), a source cannot be read, or the target
             cannot be written; the target then holds the rows it held before.
     """
     existing = _has_rows(target)
@@ -75,7 +78,7 @@ def merge(target: Path, sources: Sequence[Path]) -> MergeSummary:
 def _new_rows(target: Path, rows: pa.Table, sources: Sequence[Path]) -> tuple[list[pa.Table], int]:
     """The rows that each source adds, and how many are there already; refuses clashes."""
     known = {_key(row): row for row in rows.to_pylist()}
-    clashes: list[str] = []
+    clashes: list[tuple[dict[str, Any], dict[str, Any]]] = []
     added: list[pa.Table] = []
     present = 0
     for source in sources:
@@ -88,14 +91,30 @@ def _new_rows(target: Path, rows: pa.Table, sources: Sequence[Path]) -> tuple[li
             elif old in (row, _withdrawn(row)):
                 present += 1
             else:
-                clashes.append(_clash(old, row))
+                clashes.append((old, row))
         added.append(table.take(pa.array(new, pa.int64())))
     if clashes:
         raise StoreError(
             f"cannot merge into {target}: {len(clashes)} keys have two different rows. Nothing was merged; "
-            "put the runs that clash into folders of their own:\n" + "\n".join(f"  - {clash}" for clash in clashes)
+            + _told(clashes)
         )
     return added, present
+
+
+def _told(clashes: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """What to do about pairs of rows that clash, and the first of them."""
+    since = sum(row == _withdrawn(old) for old, row in clashes)
+    words = (
+        f"{since} of them differ only in that a {WITHDRAWN_FILE} withdraws one and not the other: put the same file "
+        "beside both, or name the withdrawn one first\n"
+        if since
+        else ""
+    )
+    if since < len(clashes):
+        words += "put the runs that clash into folders of their own:\n"
+    lines = [f"  - {_clash(old, row)}\n" for old, row in clashes[:NAMED]]
+    more = f"  - and {len(clashes) - NAMED} more" if len(clashes) > NAMED else ""
+    return f"{words}{''.join(lines)}{more}".rstrip()
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -104,7 +123,7 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _withdrawn(row: dict[str, Any]) -> dict[str, Any]:
     """`row` as it reads where it was withdrawn since; it stays so when its run is merged again."""
-    return {**row, "flags": " ".join(sorted({*row["flags"].split(), Flag.KNOWN_ISSUE}))}
+    return {**row, "flags": with_known_issue(row["flags"])}
 
 
 def _clash(old: dict[str, Any], new: dict[str, Any]) -> str:

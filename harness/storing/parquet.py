@@ -23,8 +23,8 @@ from epcross.harness.storing.regular_file import open_regular
 from epcross.harness.storing.rows import CLOSED_LISTS
 from epcross.harness.storing.run_directory import RunDirectory, open_run
 from epcross.harness.storing.sealed import write_whole
-from epcross.harness.storing.units import read_units
-from epcross.harness.storing.withdrawn import with_flags
+from epcross.harness.storing.units import read_stored_units, read_units
+from epcross.harness.storing.withdrawn import Withdrawal, flags_beside, withdrawn_beside
 from epcross.harness.terms import Status
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def compact(run: RunDirectory) -> tuple[Path, Path]:
     Raises:
         StoreError: they cannot be written. The units stay what they are.
     """
-    results, _ = read_units(run)
+    results, _ = read_stored_units(run)  # what is withdrawn is said beside them
     rows = rows_table(record for result in results for record in result.records)
     write_tables(run.path, rows, samples_table(run.run_id, results))
     return run.path / ROWS_FILE, run.path / SAMPLES_FILE
@@ -119,16 +119,28 @@ def write_tables(folder: Path, rows: pa.Table, samples: pa.Table) -> None:
 
 def read_rows_table(path: Path) -> pa.Table:
     """The rows at `path`: a run directory (its units), a folder of tables or a parquet file. Those that a file beside
-    `rows.parquet` withdraws carry the flag `known_issue`.
+    them withdraws carry the flag `known_issue`.
 
     Raises:
         StoreError: there are no rows, they are damaged or of a newer schema; or what withdraws some cannot be used.
     """
     if _has_units(path):
         return rows_table(record for result in _whole_units(open_run(path)) for record in result.records)
-    file = path / ROWS_FILE if path.is_dir() else path
-    rows = read_stored_rows(path)
-    return with_flags(rows, file.parent) if file.name == ROWS_FILE else rows
+    rows, file = read_stored_rows(path), _file_of(path, ROWS_FILE)
+    places = list(zip(*(rows[name].to_pylist() for name in ("run_id", "backend", "regime")), strict=True))
+    flags = flags_beside(file, places, rows["flags"].to_pylist(), whole=file.name == ROWS_FILE)
+    number = rows.schema.get_field_index("flags")
+    field = rows.schema.field(number)
+    return rows.set_column(number, field, pa.array(flags, field.type))
+
+
+def read_withdrawn_of(path: Path) -> tuple[Withdrawal, ...]:
+    """What the files beside the rows that `read_rows_table` gives for `path` withdraw.
+
+    Raises:
+        StoreError: such a file cannot be used.
+    """
+    return withdrawn_beside(path / "units" if _has_units(path) else _file_of(path, ROWS_FILE))
 
 
 def read_stored_rows(path: Path) -> pa.Table:
@@ -137,7 +149,7 @@ def read_stored_rows(path: Path) -> pa.Table:
     Raises:
         StoreError: there are no rows, they are damaged or of a newer schema.
     """
-    table = _read_parquet(path / ROWS_FILE if path.is_dir() else path)
+    table = _read_parquet(_file_of(path, ROWS_FILE))
     if "schema_version" not in table.column_names:
         raise StoreError(f"{path} holds no rows: it has no column schema_version. Give a run directory or {ROWS_FILE}")
     versions = table["schema_version"].to_pylist()
@@ -165,7 +177,7 @@ def read_samples_table(path: Path) -> pa.Table:
     if _has_units(path):
         run = open_run(path)
         return samples_table(run.run_id, _whole_units(run))
-    return _with_schema(_read_parquet(path / SAMPLES_FILE if path.is_dir() else path), SAMPLES_SCHEMA, path)
+    return _with_schema(_read_parquet(_file_of(path, SAMPLES_FILE)), SAMPLES_SCHEMA, path)
 
 
 def load_rows(paths: Path | Sequence[Path]) -> "pd.DataFrame":
@@ -181,6 +193,10 @@ def load_samples(paths: Path | Sequence[Path]) -> "pd.DataFrame":
     """All samples at `paths` in long form; run_id, point_id and phase are categories."""
     tables = [SAMPLES_SCHEMA.empty_table(), *(read_samples_table(path) for path in _as_list(paths))]
     return pa.concat_tables(tables).unify_dictionaries().to_pandas()
+
+
+def _file_of(path: Path, name: str) -> Path:
+    return path / name if path.is_dir() else path
 
 
 def _as_list(paths: Path | Sequence[Path]) -> Sequence[Path]:

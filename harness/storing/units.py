@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from epcross.harness.storing.regular_file import NotRegular, append_regular, rea
 from epcross.harness.storing.rows import check_record, readable_problems
 from epcross.harness.storing.run_directory import RunDirectory, make_folder
 from epcross.harness.storing.sealed import TEMPORARY_SUFFIX, DamagedFile, read_sealed, seal, unseal, write_whole
+from epcross.harness.storing.withdrawn import flags_beside
 
 UnitKey = tuple[str, int]
 """(point_id, launch)"""
@@ -87,7 +88,27 @@ def write_unit(run: RunDirectory, result: UnitResult) -> Path:
 
 
 def read_units(run: RunDirectory) -> tuple[list[UnitResult], list[UnitProblem]]:
-    """Every whole unit, in order of (point_id, launch), and every file that cannot be used."""
+    """Every whole unit, in order of (point_id, launch), and every file that cannot be used. Rows that a file beside
+    `units/` withdraws carry the flag `known_issue`.
+
+    Raises:
+        StoreError: what withdraws some cannot be used.
+    """
+    results, problems = read_stored_units(run)
+    rows = [record for result in results for record in result.records]
+    places = [(row.run_id, row.backend, row.regime) for row in rows]
+    stored = [row.flags for row in rows]
+    flags = flags_beside(run.units, places, stored, whole=not problems)
+    if flags == stored:
+        return results, problems
+    told = iter(flags)
+    return [
+        replace(result, records=tuple(replace(row, flags=next(told)) for row in result.records)) for result in results
+    ], problems
+
+
+def read_stored_units(run: RunDirectory) -> tuple[list[UnitResult], list[UnitProblem]]:
+    """As `read_units`, with rows as they stand there, withdrawn or not."""
     results: list[UnitResult] = []
     problems: list[UnitProblem] = []
     for path in _unit_files(run):
@@ -102,7 +123,7 @@ def read_units(run: RunDirectory) -> tuple[list[UnitResult], list[UnitProblem]]:
 
 def done_units(run: RunDirectory) -> set[UnitKey]:
     """The units that are stored whole, whatever their status."""
-    return {(result.point_id, result.launch) for result in read_units(run)[0]}
+    return {(result.point_id, result.launch) for result in read_stored_units(run)[0]}
 
 
 def set_aside_damaged(run: RunDirectory) -> list[Path]:
@@ -119,7 +140,7 @@ def set_aside_damaged(run: RunDirectory) -> list[Path]:
     try:
         for temporary in run.units.glob(f".*{TEMPORARY_SUFFIX}"):
             temporary.unlink()
-        for path in [problem.path for problem in read_units(run)[1]] + _damaged_floor(run):
+        for path in [problem.path for problem in read_stored_units(run)[1]] + _damaged_floor(run):
             make_folder(run.damaged)
             target = run.damaged / path.name
             number = 1

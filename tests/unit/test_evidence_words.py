@@ -1,5 +1,6 @@
 """Words and small tables of the documents: settings, floors, starts, reasons and withdrawn numbers of known rows."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -147,14 +148,17 @@ def test_withdrawn_repeats_are_counted_with_the_reason(usual: EvidenceRun) -> No
     def flagged(row: Record) -> Record:
         return replace(row, flags=Flag.KNOWN_ISSUE) if row.backend in ("ag_rs", "onesided_fence") else row
 
-    why = (Withdrawal(backend="ag_rs", regime="steady", reason="its clock was wrong"),)
+    why = (Withdrawal(run_id=usual.run.run_id, backend="ag_rs", regime="steady", reason="its clock was wrong"),)
     run = replace(changed(usual, flagged), withdrawn={usual.run.run_id: why})
     text = medians(run)
     assert "AG/RS: 24 repeats of 2 points in steady left out (its clock was wrong)." in text
     assert "| AG/RS |" not in text
     assert "Fence:" not in text  # flagged by the run itself, for which there is no such reason
     assert "60 repeats flagged known_issue left out" in caption(run)
-    assert "AG/RS" not in leads(run)
+    table, below = leads(run).rsplit("\n\n", 1)
+    assert "AG/RS" not in table
+    assert below.endswith(" both were measured. Left out as withdrawn: steady of AG/RS (its clock was wrong).")
+    assert "withdrawn" not in leads(usual)
 
 
 def test_repeats_of_a_version_with_a_known_issue_are_counted_with_every_reason(usual: EvidenceRun) -> None:
@@ -170,7 +174,7 @@ def test_repeats_of_a_version_with_a_known_issue_are_counted_with_every_reason(u
         {"versions": ">2.11.0", "reason": "of others"},
     ]
     plan = {"backends": {name: {**each, "known_issues": issues} for name, each in usual.backends.items()}}
-    why = (Withdrawal(backend="ag_rs", regime="steady", reason="its clock was wrong"),)
+    why = (Withdrawal(run_id=usual.run.run_id, backend="ag_rs", regime="steady", reason="its clock was wrong"),)
     run = replace(changed(usual, told), run=replace(usual.run, plan=plan), withdrawn={usual.run.run_id: why})
     text = medians(run)
     both = "its clock was wrong; sums may be late; see notes"
@@ -187,7 +191,23 @@ def test_a_committed_run_is_read_with_what_is_withdrawn_of_it(tmp_path: Path) ->
     run = run_of(tmp_path / "runs", launches=1)
     folder = tmp_path / "measured" / run.run.run_id
     merge(folder, [run.folder])
-    (folder / "withdrawn.json").write_text('[{"backend": "ag_rs", "regime": "steady", "reason": "x"}]')
+    entry = {"run_id": run.run.run_id, "backend": "ag_rs", "regime": "steady", "reason": "x"}
+    (folder / "withdrawn.json").write_text(json.dumps([entry]))
     (read,) = committed_runs(tmp_path / "measured").values()
     assert set(run.series()) - set(read.series()) == {"ag_rs"}
     assert "AG/RS: 8 repeats of 2 points in steady left out (x)." in medians(read)
+
+
+def test_what_is_left_out_as_withdrawn_is_told_by_reason(usual: EvidenceRun) -> None:
+    """Regimes and backends without rows are not among it."""
+    entries = [("ag_rs", "steady", "a"), ("deepep_v2", "steady", "a"), ("onesided_fence", "steady", "b")]
+    entries += [("ag_rs", "entry", "a"), ("gone", "steady", "a")]
+    names = ("backend", "regime", "reason")
+    why = tuple(Withdrawal(run_id=usual.run.run_id, **dict(zip(names, each, strict=True))) for each in entries)
+    gone = {entry.backend for entry in why}
+    flagged = changed(usual, lambda row: replace(row, flags=Flag.KNOWN_ISSUE if row.backend in gone else ""))
+    text = leads(replace(flagged, withdrawn={usual.run.run_id: why}))
+    assert text == (
+        "nothing of ours stands beside another backend. "
+        "Left out as withdrawn: steady of Fence (b); steady of DeepEP V2; AG/RS (a)."
+    )

@@ -98,7 +98,7 @@ def test_the_order_of_merging_does_not_matter(make_run: MakeRun, tmp_path: Path)
     assert sorted(p.name for p in (tmp_path / "of_merged" / "runs").iterdir()) == sorted(p.name for p in runs)
 
 
-def test_every_clash_is_named_and_nothing_is_merged(make_run: MakeRun, tmp_path: Path):
+def test_clashes_are_named_and_nothing_is_merged(make_run: MakeRun, tmp_path: Path):
     first, clashing = make_run(), make_run(tokens=(8, 4), latency_us=20.0)
     target = tmp_path / "merged"
     merge(target, [first.path])
@@ -114,6 +114,17 @@ def test_every_clash_is_named_and_nothing_is_merged(make_run: MakeRun, tmp_path:
     with pytest.raises(StoreError, match="4 keys"):
         merge(tmp_path / "new", [first.path, clashing.path])
     assert not (tmp_path / "new").exists()
+
+
+def test_of_many_clashes_the_first_are_named(make_run: MakeRun, tmp_path: Path):
+    first, clashing = make_run(tokens=(4, 8)), make_run(tokens=(4, 8), latency_us=20.0)
+    with pytest.raises(StoreError, match="8 keys have two different rows") as caught:
+        merge(tmp_path / "new", [first.path, clashing.path])
+    head, *named, more = str(caught.value).splitlines()
+    assert head.endswith("put the runs that clash into folders of their own:")
+    assert "withdrawn" not in head
+    assert [line.startswith("  - point_id ") for line in named] == [True] * 5
+    assert more == "  - and 3 more"
 
 
 def test_another_backend_version_is_another_key(make_run: MakeRun, tmp_path: Path):
