@@ -112,7 +112,7 @@ class Collective(GpuBackend):
         import torch
 
         return Description(
-            version=torch.__version__,
+            version=f"torch {torch.__version__}",
             transport="nccl" if self._device != "cpu" else "gloo tcp",
             algorithm=self.collectives,
             workspace_bytes=sum(buffer.nbytes for buffer in (*self.buffers(), self._partials[0])),

@@ -235,7 +235,7 @@ class Gloo(Backend):
         beside_row = self._record - self._row - self._scale + self._padding
         buffers = (self._send, self._landed, self._partials, self._returned, self._send_counts, self._landed_counts)
         return Description(
-            version=torch.__version__,
+            version=f"torch {torch.__version__}",
             transport="gloo tcp",
             algorithm="all_to_all_single, counts first",
             workspace_bytes=sum(buffer.nbytes for buffer in buffers),

@@ -38,9 +38,12 @@ LONGEST_US = 2000.0
 """Pairs that take longer are not compared, which would take long: the most that was seen of a long graph, 94 us of NCCL
 EP HT, is less of them than `FASTER` asks for."""
 
-LEAST_HOLD_US = 20.0
-"""The GPU is held before a graph for so long and twice what enqueuing the one before it took the host. Before the first
-of a length it is `HOLD_US`, which may be too short: that one never counts alone."""
+LEAST_HOLD_US, MOST_HOLD_US = 20.0, 20_000.0
+"""The GPU is held before a graph for the first and twice the least that enqueuing one like it took the host so far: the
+first replay uploads the graph, a host may be late once, and one that waits for the GPU, as with CUDA_LAUNCH_BLOCKING=1,
+would be held for longer and longer. At most for the second: a hold cannot be interrupted, and a graph of 20 pairs takes
+some milliseconds to enqueue. Before the first of its kind it is `HOLD_US`, which may be too short: that one never
+counts alone."""
 
 INSTRUMENT_ITERATIONS = 64
 
@@ -57,7 +60,7 @@ class EntryTimer:
         self._captures = self._graphs[1].captures
         self._settled = not self._captures
         self.length = ENTRY_ITERATIONS
-        self._hold_us = dict.fromkeys(self._graphs, HOLD_US)  # before the next graph of that length
+        self._enqueue_us: dict[tuple[str, int], float] = {}  # by name and iterations, which sets do not change
 
     def series(self, pair: Pair, *, iterations: int, sets: int) -> Series:
         """Phases, and pairs as a whole. Collective."""
@@ -152,16 +155,17 @@ class EntryTimer:
                 for i in range(count):
                     enqueue(slots * i, (first_set + i) % sets)
 
-            return graphs.runner(f"{name} from set {first_set}", count, sets, run), slots * count
+            return graphs.runner(f"{name} from set {first_set}", count, sets, run), count
 
         runs = [runner(first) for first in range(0, iterations, length)]
         graphs.line_up()
         stamps: list[int] = []
         for run, count in runs * rounds:
+            least_us = self._enqueue_us.get((name, count), math.inf)
             if self._captures:
-                device.hold(self._hold_us[length])
-            self._hold_us[length] = LEAST_HOLD_US + 2 * device.host_us(run)
-            stamps += device.stamps_ns(count)
+                device.hold(_hold_us(least_us))
+            self._enqueue_us[name, count] = min(least_us, device.host_us(run))
+            stamps += device.stamps_ns(slots * count)
         return stamps
 
     def _of_pair(self, pair: Pair) -> Enqueue:
@@ -177,6 +181,11 @@ class EntryTimer:
         self._start(slot)
         enqueue()
         self._device.stamp(slot + 1)
+
+
+def _hold_us(enqueue_us: float) -> float:
+    """Before a graph that takes the host so long to enqueue; infinite where that is not known."""
+    return HOLD_US if math.isinf(enqueue_us) else min(LEAST_HOLD_US + 2 * enqueue_us, MOST_HOLD_US)
 
 
 def _differences_us(begins: list[int], ends: list[int]) -> list[float]:

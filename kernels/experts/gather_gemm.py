@@ -44,6 +44,8 @@ class Tiles:
 
 _BLOCKS, _WARPS, _COUNTS, _REGISTERS = (16, 32, 64, 128), (4, 8, 16), tuple(range(1, 17)), (64, 80, 96, 128, 168, 255)
 _TALLEST = 64  # rows of the tensor cores' product, of the tall operand
+_STAGE_ROW_BYTES = 128  # one swizzle of shared memory, in either format
+_BLOCK_BYTES = 227 * 1024  # compute capability 9.0 and 10.0; CUDA Programming Guide, technical specifications
 ALLOWED: dict[str, tuple[int, ...]] = {
     "block_t": _BLOCKS, "block_n": _BLOCKS, "stages": _COUNTS, "warps": _WARPS, "per_sm": _COUNTS,
     "down_block_n": _BLOCKS, "down_stages": _COUNTS, "down_warps": _WARPS, "down_per_sm": _COUNTS,
@@ -76,6 +78,22 @@ def default_tiles(shape: ExpertShape) -> Tiles:
     return replace(tiles, down_stages=2, down_per_sm=4, down_regs=128) if fp8 else tiles
 
 
+def _too_deep(tiles: Tiles) -> str | None:
+    """Which product needs more shared memory than a block can have; its stages hold 128 bytes of each row of a tile."""
+    gate_up_rows = tiles.block_n * (1 if tiles.in_turn else 2) + tiles.block_t
+    products = (
+        ("GEMM1", "stages", tiles.stages, gate_up_rows),
+        ("GEMM2", "down_stages", tiles.down_stages, tiles.down_block_n + tiles.block_t),
+    )
+    for product, name, stages, rows in products:
+        if (needed_bytes := _STAGE_ROW_BYTES * rows * stages) > _BLOCK_BYTES:
+            return (
+                f"{name}={stages} of {rows} rows take {needed_bytes} bytes of shared memory in {product}, more than the"
+                f" {_BLOCK_BYTES} of a block: take fewer stages or smaller tiles"
+            )
+    return None
+
+
 class GatherGemm(ExpertCompute):
     """bf16 rows and weights, or fp8 rows and weights; rank-major."""
 
@@ -103,7 +121,8 @@ class GatherGemm(ExpertCompute):
             return f"reads rank-major rows in place, not {layout} ones"
         for name, value in self._asked.items():
             if value not in ALLOWED[name]:
-                return f"{name}={value} must be one of {', '.join(map(str, ALLOWED[name]))}, or 0 for its default"
+                several = "one of " if len(ALLOWED[name]) > 1 else ""
+                return f"{name}={value} must be {several}{', '.join(map(str, ALLOWED[name]))}, or 0 for its default"
         if (shape.row_format, shape.weight_format) not in _PAIRS:
             return (
                 f"serves bf16 rows with bf16 weights and fp8 with fp8, not {shape.row_format} rows with"
@@ -120,6 +139,8 @@ class GatherGemm(ExpertCompute):
         for name, asked in (("tall", tiles.tall), ("down_tall", tiles.down_tall)):
             if asked and tiles.block_t < _TALLEST:
                 return f"{name}=1 needs block_t={_TALLEST} or more, the rows of a product, and it is {tiles.block_t}"
+        if too_deep := _too_deep(tiles):
+            return too_deep
         sizes = {"hidden": shape.hidden, "intermediate": shape.intermediate}
         if wrong := [f"{name}={size}" for name, size in sizes.items() if size % 128]:
             many = "is not a multiple" if len(wrong) == 1 else "are not multiples"

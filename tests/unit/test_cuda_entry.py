@@ -9,6 +9,7 @@ from epcross.harness.measuring.cuda_entry import (
     ENTRY_ITERATIONS,
     LEAST_HOLD_US,
     LONGEST_US,
+    MOST_HOLD_US,
     SETTLE_ROUNDS,
     SHORT_ITERATIONS,
 )
@@ -107,8 +108,50 @@ def test_the_gpu_is_held_before_each_graph_for_longer_than_enqueuing_one_takes()
     series(timer, pair, iterations=4)
     assert device.log[-4 * 4 :] == ["hold", "replay", "flush", "line_up"] * 4
     known = [LEAST_HOLD_US + 30.0]
-    compared = [HOLD_US, *known * 7, HOLD_US, *known * 9]  # the first of each length: not yet known
-    assert device.held_us == [*compared, *known * (2 * 2 * 4)]
+    compared = [HOLD_US, *known * 7, HOLD_US, *known * 9]  # the first of a kind: not yet known
+    phases, whole = [HOLD_US, *known * 7], known * 8
+    assert device.held_us == [*compared, *phases, *whole]
+
+
+def held_us(enqueue_us, graphs):
+    """How long the GPU is held before each of so many graphs of a kind, if enqueuing one takes what `enqueue_us` gives
+    for its index and the hold before it."""
+    timer, device, pair = slowing(0.0)
+    begun = iter(range(graphs))
+    device.host_us = lambda enqueue: (enqueue(), enqueue_us(next(begun), device.held_us[-1]))[1]  # type: ignore[method-assign]
+    timer._entry._replayed("entry", 2, graphs, 1, timer._entry._of_pair(pair), length=1)
+    return device.held_us
+
+
+def known_us(enqueue_us):
+    return LEAST_HOLD_US + 2 * enqueue_us
+
+
+def test_a_host_that_is_late_once_holds_up_no_later_graph():
+    assert held_us(lambda i, _: 30e6 if i == 2 else 15.0, 6) == [HOLD_US, *[known_us(15)] * 5]
+
+
+def test_a_host_that_is_late_before_anything_is_known_holds_up_the_next_graph_for_no_longer_than_a_limit():
+    assert held_us(lambda i, _: 15.0 if i else 30e6, 4) == [HOLD_US, MOST_HOLD_US, *[known_us(15)] * 2]
+
+
+def test_a_host_that_waits_for_the_gpu_holds_it_up_no_longer_each_time():
+    assert held_us(lambda _, hold_us: hold_us + 180.0, 9) == [HOLD_US, *[known_us(HOLD_US + 180)] * 8]
+
+
+def test_a_first_graph_that_takes_longer_to_enqueue_is_allowed_for_until_the_next_one():
+    assert held_us(lambda i, _: 100.0 if i else 2000.0, 4) == [HOLD_US, known_us(2000), *[known_us(100)] * 2]
+
+
+def test_what_short_graphs_take_to_enqueue_says_nothing_of_long_ones():
+    timer, device, pair = slowing(0.0)
+    device.host_us = lambda enqueue: (enqueue(), 50.0 * device.starts)[1]  # type: ignore[method-assign]
+    device.held_us.clear()
+    series(timer, pair, iterations=44)  # two graphs of 20 and one of 4
+    compared = [HOLD_US, *[known_us(50)] * 7, HOLD_US, *[known_us(50)] * 8, known_us(1000)]
+    phases = [HOLD_US, known_us(1000), HOLD_US, *[known_us(1000)] * 2, known_us(200)]
+    whole = [known_us(1000)] * 2 + [HOLD_US] + [known_us(1000)] * 2 + [known_us(200)]
+    assert device.held_us == [*compared, *phases, *whole]
 
 
 def test_long_graphs_that_are_slow_only_until_they_are_held_for_long_enough_are_kept():

@@ -89,6 +89,16 @@ def test_flashinfer_without_the_sources_of_its_module(tmp_path: Path, monkeypatc
         (GatherGemm(late=1, in_turn=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "leave it out, or late=1"),
         (GatherGemm(block_t=32, tall=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "tall=1 needs block_t=64 or more"),
         (GatherGemm(block_t=16, down_tall=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "more, the rows of a product"),
+        (GatherGemm(tall=2), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "tall=2 must be 1, or 0 for its default"),
+        (
+            GatherGemm(block_t=128, tall=1, stages=8),
+            RowFormat.FP8,
+            FP8,
+            Layout.RANK_MAJOR,
+            "stages=8 of 384 rows take 393216 bytes of shared memory in GEMM1, more than the 232448 of a block",
+        ),
+        (GatherGemm(block_t=64, in_turn=1, stages=10), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "245760 bytes"),
+        (GatherGemm(block_t=64, down_stages=10), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "down_stages=10 of 192 rows"),
         (DeepGemm("sideways"), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "form=sideways must be auto, masked or contig"),
         (DeepGemm(), RowFormat.BF16, FP8, Layout.RANK_MAJOR, "not bf16 rows with fp8 weights"),
         (
@@ -107,6 +117,12 @@ def test_what_cannot_be_served_is_a_sentence(
 ) -> None:
     shape = shape_of(rows, weights)
     assert says in (compute.unsupported(shape, layout) or "")
+
+
+def test_as_many_stages_as_fit_are_taken() -> None:
+    """9 stages of 192 rows of 128 bytes are 221184, below 232448."""
+    shape = shape_of(RowFormat.FP8, FP8)
+    assert GatherGemm(block_t=64, in_turn=1, stages=9, down_stages=9).unsupported(shape, Layout.RANK_MAJOR) is None
 
 
 @pytest.mark.parametrize("compute", [TorchGrouped(), GatherGemm(), DeepGemm(), FlashInferMoe()])

@@ -43,7 +43,7 @@ def counters(tmp_path, monkeypatch):
 
 def pid(counters):
     assert counters._reader is not None
-    return counters._reader.pid
+    return counters._reader.process.pid
 
 
 def test_links_that_are_there_are_summed():
@@ -156,7 +156,104 @@ def test_an_overrun_that_does_not_come_again_costs_no_count(counters, capfd):
     assert "saw NVML write 40 bytes" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("said", ["", "5", "[]", "{}", '{"tx_bytes": 1}', "not JSON", "\\xff"])
+@pytest.mark.parametrize("source", ["x", "x" * 5000], ids=["bit by bit", "fast"])
+def test_a_line_without_an_end_is_not_waited_for(counters, source):
+    links = counters(
+        source=f"import time\nwhile True: print('{source}', end='', flush=True); time.sleep(0.01)", limit_s=2
+    )
+    begin = time.monotonic()
+    words = links.read()
+    assert time.monotonic() - begin < 15
+    late, long = f"{WHO} gave no answer within 2 s", f"{WHO} said what is no answer: b'{'x' * 200}'"
+    assert words == (long if len(source) > 1 else late)
+    assert links._reader is None
+
+
+def test_an_answer_that_comes_in_parts_is_one(counters):
+    said = json.dumps({"note": "none"})
+    parts = f"import time\nfor c in {said!r}: print(c, end='', flush=True); time.sleep(0.01)\nprint(flush=True)"
+    assert counters(source=f"{parts}\ntime.sleep(600)").read() == "none"
+
+
+def test_whatever_it_writes_to_standard_error_it_answers(counters):
+    links = counters("before=lambda: print('x' * 5_000_000, file=sys.stderr)", limit_s=10.0)
+    assert links.read() == links.read() == COUNTED
+
+
+def test_the_last_words_of_many_are_told(counters):
+    assert counters(f"before=lambda: (print('x' * 5_000_000, file=sys.stderr), {ABORT})").read() == (
+        f"{WHO} was killed by SIGABRT (free(): invalid pointer)"
+    )
+
+
+@pytest.mark.parametrize("held", ["stderr", "stdout"])
+def test_a_child_that_outlives_it_and_holds_its_output_costs_no_more_than_the_limit(counters, held):
+    other = {"stderr": "stdout", "stdout": "stderr"}[held]
+    source = (
+        "import os, subprocess, sys\n"
+        f"child = subprocess.Popen(['sleep', '60'], {other}=subprocess.DEVNULL)\n"
+        "print(child.pid, file=open('children', 'a'), flush=True)\n"
+        "print('torn', file=sys.stderr, flush=True)\n"
+        "os._exit(3)\n"
+    )
+    begin = time.monotonic()
+    words = counters(source=source, limit_s=2.0).read()
+    took_s = time.monotonic() - begin
+    for child in Path("children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    assert words == f"{WHO} ended with exit status 3 (torn)"
+    assert took_s < 20
+
+
+def test_a_forked_process_starts_a_reader_of_its_own_and_leaves_the_other_alone(counters):
+    links = counters()
+    links.read()
+    reader = pid(links)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            links.close()
+            told = [links.read() == COUNTED, pid(links)]
+            links.close()
+            os.write(write_end, json.dumps(told).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end) as answer:
+        is_counted, other = json.load(answer)
+    os.waitpid(child, 0)
+    assert is_counted
+    assert other != reader
+    assert links.read() == COUNTED
+    assert pid(links) == reader
+
+
+def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next_one(counters, monkeypatch):
+    links = counters()
+    links.read()
+    reader = pid(links)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(link_counters.select, "poll", lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            links.read()
+    assert links.read() == COUNTED
+    assert pid(links) != reader
+
+
+def answer(tx_bytes="1", rx_bytes="1", links="18", more=""):
+    return f'{{"tx_bytes": {tx_bytes}, "rx_bytes": {rx_bytes}, "links": {links}{more}}}'
+
+
+NO_ANSWERS = [
+    *("", "5", "[]", "{}", '{"tx_bytes": 1}', "not JSON", "\\xff", '"note"', "[" * 8000),
+    *(answer('"a"', "null", "true"), answer(links="true"), answer("NaN"), answer(rx_bytes="-1"), answer("1.0")),
+    *(answer("1e400"), answer("1" * 5000), answer(more=', "note": "x"'), '{"note": 5}', '{"note": null}'),
+    *('{"overrun_bytes": 4}', '{"overrun_bytes": "4", "asked_bytes": 720}'),
+]
+
+
+@pytest.mark.parametrize("said", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
 def test_what_is_no_answer_is_told(counters, said):
     words = counters(source=f"import sys\nsys.stdout.buffer.write(b'{said}\\n'); sys.stdout.flush()").read()
     assert words.startswith(f"{WHO} said what is no answer: b'")
@@ -173,7 +270,7 @@ def test_a_reader_ends_with_the_process_that_it_reads_for(counters):
         "import sys\n"
         "from epcross.harness.measuring.link_counters import counters_of\n"
         "assert counters_of('GPU-1').read() == counters_of('GPU-1').read()\n"
-        "print(counters_of('GPU-1')._reader.pid, flush=True)\n"
+        "print(counters_of('GPU-1')._reader.process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
     pipe = subprocess.PIPE
@@ -197,7 +294,7 @@ def test_it_holds_no_file_of_the_process_that_started_it_and_nothing_is_preloade
         folder = Path(f"/proc/{pid(links)}")
         targets = {os.readlink(link) for link in (folder / "fd").iterdir()}
     assert not any(target.startswith(str(tmp_path)) for target in targets)
-    assert len([target for target in targets if target.startswith("pipe:")]) == 3
+    assert len([target for target in targets if target.startswith("pipe:")]) == 2
     assert b"LD_PRELOAD=" not in (folder / "environ").read_bytes()
 
 

@@ -136,7 +136,7 @@ class TorchOneLaunch(GpuBackend):
 
     def describe(self) -> Description:
         return Description(
-            version=self.torch.__version__,
+            version=f"torch {self.torch.__version__}",
             transport="one process",
             algorithm="every row to every rank",
             workspace_bytes=self.workspace_bytes(self.point),
