@@ -19,6 +19,7 @@ from epcross.harness.terms import HEADLINES
 _MISSING = "-"
 _NO_CALL = "the two were never measured in one call"
 _UNTOLD = "cannot be told"
+_NOT_APART = f"not surely more than {MARGIN:.0%} apart"  # equal within the margin, or with an interval that reaches it
 
 
 def medians(run: EvidenceRun) -> str:
@@ -100,9 +101,9 @@ def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
     if line["state"] == State.NONE_IN_RANGE:
         leader = line["faster_below"] if line["faster_below"] != "equal" else line["faster_above"]
         if leader == "equal":
-            return f"never, equal from {within}"
+            return f"never, {_NOT_APART} from {within}"
         span = f"{line['leads_from']:.0f} to {line['leads_to']:.0f}"
-        where = "" if span == within else f" at {span}, equal elsewhere"
+        where = "" if span == within else f" at {span}, {_NOT_APART} elsewhere"
         return f"never from {within}: {called(leader)} leads{where}"
     ends = [f"{end:.0f}" if 0 < end < math.inf else "outside the range" for end in (line["low"], line["high"])]
     words = "several times, around" if line["state"] == State.MULTIPLE else "at"

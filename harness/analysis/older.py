@@ -12,7 +12,9 @@ def shown(name: str, value: object) -> str:
     return text[:_HASH_SHOWN] if name in _HASHES else text
 
 
-def differs_from(newer: str, own: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """In what an older run, with its `own` values, differs from the run `newer` and those `there`; empty if in none."""
+def differs_from(newer: str, own: Mapping[str, str], there: Mapping[str, str], *, as_old: bool = False) -> str:
+    """In what an older run, with its `own` values, differs from the run `newer` and those `there`; empty if in none.
+    Of two that are as old as each other the name decides."""
     apart = [f"{name} ({value}, there {there[name]})" for name, value in own.items() if value != there[name]]
-    return f"it differs from {newer}, which is newer, in {', '.join(apart)}" if apart else ""
+    order = "of the same time and later by name" if as_old else "which is newer"
+    return f"it differs from {newer}, {order}, in {', '.join(apart)}" if apart else ""

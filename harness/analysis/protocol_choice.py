@@ -164,6 +164,7 @@ def _alike(setting: Setting, parts: Sequence[tuple[Run, Sequence[Record]]]) -> t
     taken: dict[str, Times] = {}
     left_out = []
     newest: dict[str, str] = {}
+    newest_at = ""
     for run, rows in parts:
         kind, problem = _kind(rows)
         times = _of_one_call(rows)
@@ -171,10 +172,13 @@ def _alike(setting: Setting, parts: Sequence[tuple[Run, Sequence[Record]]]) -> t
             reason = f"its own rows differ in {problem}; measure each of these in a run of its own"
         elif not times:
             reason = "no token count at which both protocols have such round trips in one call"
-        elif newest and (difference := differs_from(next(iter(taken)), kind, newest)):
+        elif newest and (
+            difference := differs_from(next(iter(taken)), kind, newest, as_old=run.directory.created == newest_at)
+        ):
             reason = difference
         else:
-            newest = newest or kind
+            if not newest:
+                newest, newest_at = kind, run.directory.created
             taken[run.run_id] = times
             continue
         left_out.append(LeftOut(run_id=run.run_id, setting=setting, reason=reason))

@@ -98,10 +98,15 @@ def as_json(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
                 "verdict": one.verdict,
                 "reason": one.reason,
                 "found": one.found,
-                "readings": [asdict(reading) for reading in one.readings],
+                "readings": [_without_points(reading) for reading in one.readings],
             }
         )
     return _plain(found)
+
+
+def _without_points(reading: Reading) -> dict[str, Any]:
+    """Its fields but the repeats of every point, which are longer than all the others."""
+    return {name: value for name, value in asdict(reading).items() if name != "points"}
 
 
 def _readings(readings: Sequence[Reading]) -> list[RenderableType]:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from epcross.harness.claims.basis import Repeats
 from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import Claim, Way
 from epcross.harness.claims.hardware import is_one
@@ -33,10 +34,12 @@ class Reading:
     baseline: str = ""
     headline: bool = True  # counts for the verdict; the others show each backend by itself
     factors: Mapping[str, Any]  # the open ones
+    conditions: Mapping[str, Any] = field(default_factory=dict)  # all that its rows agree in, besides the next three
     product: str = ""  # GPUs; empty for published numbers
     machine: str = ""  # hash of what makes two machines comparable
     measure_hash: str = ""  # of the sources that can change a number
     runs: tuple[str, ...] = ()  # whose rows it rests on
+    points: Mapping[str, Repeats] = field(default_factory=dict)  # that it rests on
     taken_at: str = ""  # when the last of these rows was begun, UTC
     superseded: str = ""  # why it counts no more: which newer run answers the same
     verdict: Verdict
@@ -70,7 +73,7 @@ def why(findings: Sequence[Finding], verdict: Verdict) -> str:
 def reason(claim: Claim, book: Book, heads: Sequence[Reading], verdict: Verdict) -> str:
     """For which open factors it holds and for which not, which were not measured, and on what hardware it was."""
     counted = [one for one in heads if one.verdict in JUDGED] or list(heads)
-    sentences = [_by_reading(claim, counted)]
+    sentences = [_by_reading(claim, counted, verdict)]
     if verdict in JUDGED:
         seen = {name: {str(one.factors.get(name)) for one in counted} for name in claim.open}
         gaps = [
@@ -85,7 +88,7 @@ def reason(claim: Claim, book: Book, heads: Sequence[Reading], verdict: Verdict)
     return ". ".join(filter(None, sentences))
 
 
-def _by_reading(claim: Claim, counted: Sequence[Reading]) -> str:
+def _by_reading(claim: Claim, counted: Sequence[Reading], verdict: Verdict) -> str:
     labels = labels_of(claim, counted)
     texts: dict[str, list[str]] = {}
     for label, one in zip(labels, counted, strict=True):
@@ -94,7 +97,8 @@ def _by_reading(claim: Claim, counted: Sequence[Reading]) -> str:
         return counted[0].reason
     words = "; ".join(f"{text} for {listed(own)}" for text, own in texts.items())
     verdicts = {one.verdict for one in counted}
-    return f"it depends: {words}" if Verdict.OUTSIDE in verdicts and verdicts & set(HOLDS) else words
+    depends = verdict is not Verdict.OUTSIDE and Verdict.OUTSIDE in verdicts and bool(verdicts & set(HOLDS))
+    return f"it depends: {words}" if depends else words
 
 
 def labels_of(claim: Claim, readings: Sequence[Reading]) -> list[str]:

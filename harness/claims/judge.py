@@ -6,13 +6,14 @@ the same routing. What the source states (`where`) selects rows; where it states
 at each. Only rows of one rank per GPU over NVLink count, and of these only those that a headline may rest on.
 
 The headline of a baseline that its source does not name (a mode of DeepEP, say) is the fastest of its backends at each
-batch; each of them is read by itself too, and does not count. Nor does a reading that a newer run answers again
-(`newest`); rows that were counted as wrong stay counted.
+batch; each of them is read by itself too, and does not count. Nor does a reading that a newer run answers again, and as
+well (`newest`); rows that were counted as wrong stay counted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from epcross.harness.claims.basis import basis
 from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import OF_PUBLISHED, OVER_BASELINE, Claim, Members, Quantity, Way
 from epcross.harness.claims.findings import Finding, Judgement, Reading, found_text, listed, reason, why
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 FASTEST = "fastest"
 """Label of several backends that stand for one."""
+
+_TOLD_APART = ("product", "machine", "measure_hash")
+"""Conditions that are fields of a reading."""
 
 
 def judge(
@@ -104,10 +108,11 @@ def _of_measured(
 
 
 def _over(heads: Sequence[Reading]) -> Verdict:
-    """Of subjects that must all hold, every one; of what a source leaves open, whichever it is."""
+    """Of subjects that must all hold, and of other code where neither supersedes the other, every one; of what a source
+    leaves open, whichever it is."""
     alike: dict[tuple[str, ...], list[Verdict]] = {}
     for one in heads:
-        key = (str(dict(one.factors)), one.product, one.machine, one.measure_hash)
+        key = (str(dict(one.factors)), one.product, one.machine)
         alike.setdefault(key, []).append(one.verdict)
     together = []
     for verdicts in alike.values():
@@ -131,10 +136,12 @@ def _readings(
                 baseline=against,
                 headline=head,
                 factors={name: values[name] for name in claim.open if name in values},
+                conditions={name: value for name, value in values.items() if name not in _TOLD_APART},
                 product=str(values["product"]),
                 machine=str(values["machine"]),
                 measure_hash=str(values["measure_hash"]),
                 runs=tuple(sorted({*map(str, own["run_id"]), *map(str, other["run_id"])})),
+                points=basis(claim, own, other),
                 taken_at=str(own["started_at"].max()),
                 verdict=verdict,
                 reason=words,

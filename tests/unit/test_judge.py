@@ -585,6 +585,8 @@ def test_wrong_rows_are_counted(tmp_path: Path) -> None:
     broken = verdict_of(book_of("P14"), wrong)
     assert broken.verdict is Verdict.OUTSIDE
     assert "rank 1, token 3: torn" in broken.reason
+    newer = rows.assign(run_id="newer", measure_hash="b" * 16, started_at="2030-01-01T00:00:00+00:00")
+    assert verdict_of(book_of("P14"), wrong, newer).verdict is Verdict.OUTSIDE
     none = verdict_of(book_of("P14"), rows.assign(verified_rounds=pd.array([0] * len(rows), dtype="Int64")))
     assert none.verdict is Verdict.INCONCLUSIVE
 

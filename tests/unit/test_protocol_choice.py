@@ -151,6 +151,15 @@ def test_runs_that_differ_are_never_mixed_and_the_newer_counts(name: str, value:
         assert left.reason.endswith(f", there {value[:12]})")
 
 
+def test_of_runs_of_the_same_time_the_later_name_counts_and_the_words_say_so():
+    (run,) = open_runs([TWO_GPUS])
+    other = changed(run, run_id="later", routing="zipf")
+    for order in ([run, other], [other, run]):
+        (left,) = choices(order).left_out
+        assert left.run_id == run.run_id
+        assert left.reason.startswith("it differs from later, of the same time and later by name, in routing (")
+
+
 def test_runs_that_agree_are_taken_together_and_calls_are_not_mixed():
     (run,) = open_runs([TWO_GPUS])
     (together,) = choices([run, changed(run, run_id="again", allocation_id="other")]).chosen
