@@ -78,18 +78,21 @@ def default_tiles(shape: ExpertShape) -> Tiles:
     return replace(tiles, down_stages=2, down_per_sm=4, down_regs=128) if fp8 else tiles
 
 
-def _too_deep(tiles: Tiles) -> str | None:
-    """Which product needs more shared memory than a block can have; its stages hold 128 bytes of each row of a tile."""
+def _stage_bytes(tiles: Tiles) -> dict[str, int]:
+    """Shared memory of one stage of GEMM1 and of GEMM2: 128 bytes of each row of a tile's operands."""
     gate_up_rows = tiles.block_n * (1 if tiles.in_turn else 2) + tiles.block_t
-    products = (
-        ("GEMM1", "stages", tiles.stages, gate_up_rows),
-        ("GEMM2", "down_stages", tiles.down_stages, tiles.down_block_n + tiles.block_t),
-    )
-    for product, name, stages, rows in products:
-        if (needed_bytes := _STAGE_ROW_BYTES * rows * stages) > _BLOCK_BYTES:
+    rows = {"stages": gate_up_rows, "down_stages": tiles.down_block_n + tiles.block_t}
+    return {name: _STAGE_ROW_BYTES * count for name, count in rows.items()}
+
+
+def _too_deep(tiles: Tiles) -> str | None:
+    """Which product needs more shared memory than a block can have."""
+    for name, stage_bytes in _stage_bytes(tiles).items():
+        stages = getattr(tiles, name)
+        if stages * stage_bytes > _BLOCK_BYTES:
             return (
-                f"{name}={stages} of {rows} rows take {needed_bytes} bytes of shared memory in {product}, more than the"
-                f" {_BLOCK_BYTES} of a block: take fewer stages or smaller tiles"
+                f"{name}={stages} of {stage_bytes} bytes take {stages * stage_bytes} bytes of shared memory, more than"
+                f" the {_BLOCK_BYTES} of a block: take {_BLOCK_BYTES // stage_bytes} at most, or smaller tiles"
             )
     return None
 
@@ -135,7 +138,7 @@ class GatherGemm(ExpertCompute):
             return f"{fp8_alone[0]}=1 is for fp8 alone: leave it out"
         if len(fp8_alone) == 2:
             return "in_turn=1 has no step in which up could be late: leave it out, or late=1"
-        tiles = replace(default_tiles(shape), **self._asked)
+        tiles = self._chosen(shape)
         for name, asked in (("tall", tiles.tall), ("down_tall", tiles.down_tall)):
             if asked and tiles.block_t < _TALLEST:
                 return f"{name}=1 needs block_t={_TALLEST} or more, the rows of a product, and it is {tiles.block_t}"
@@ -149,6 +152,12 @@ class GatherGemm(ExpertCompute):
             return f"capacity_rows={shape.capacity_rows} is more than its 32-bit index holds"
         return None
 
+    def _chosen(self, shape: ExpertShape) -> Tiles:
+        """What is asked for; of the rest the defaults, with no more stages than fit tiles that are asked for."""
+        tiles = replace(default_tiles(shape), **self._asked)
+        most = {name: min(getattr(tiles, name), _BLOCK_BYTES // size) for name, size in _stage_bytes(tiles).items()}
+        return replace(tiles, **{name: stages for name, stages in most.items() if name not in self._asked})
+
     def arithmetic(self, shape: ExpertShape) -> Arithmetic:
         """Rounds the intermediate and the weighted sum, nothing else."""
         return Arithmetic(intermediate=shape.row_format, power_of_two_scales=shape.power_of_two_scales)
@@ -159,7 +168,7 @@ class GatherGemm(ExpertCompute):
         import triton
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        self._shape, self._tiles = shape, replace(default_tiles(shape), **self._asked)
+        self._shape, self._tiles = shape, self._chosen(shape)
         tiles, device = self._tiles, weights.copies[0].gate_up.device
         self._version = f"triton {triton.__version__}"
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -17,7 +17,7 @@ from epcross.kernels.experts.compute import ExpertCompute
 from epcross.kernels.experts.deepgemm import DeepGemm, rank_major_form
 from epcross.kernels.experts.flashinfer import FlashInferMoe
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
-from epcross.kernels.experts.gather_gemm import GatherGemm
+from epcross.kernels.experts.gather_gemm import GatherGemm, default_tiles
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 from epcross.kernels.experts.weights import make_weights
 from epcross.kernels.formats import RowFormat
@@ -95,10 +95,16 @@ def test_flashinfer_without_the_sources_of_its_module(tmp_path: Path, monkeypatc
             RowFormat.FP8,
             FP8,
             Layout.RANK_MAJOR,
-            "stages=8 of 384 rows take 393216 bytes of shared memory in GEMM1, more than the 232448 of a block",
+            "stages=8 of 49152 bytes take 393216 bytes of shared memory, more than the 232448 of a block: take 4",
         ),
         (GatherGemm(block_t=64, in_turn=1, stages=10), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "245760 bytes"),
-        (GatherGemm(block_t=64, down_stages=10), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "down_stages=10 of 192 rows"),
+        (
+            GatherGemm(block_t=64, down_stages=10),
+            RowFormat.BF16,
+            BF16,
+            Layout.RANK_MAJOR,
+            "down_stages=10 of 24576",
+        ),
         (DeepGemm("sideways"), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "form=sideways must be auto, masked or contig"),
         (DeepGemm(), RowFormat.BF16, FP8, Layout.RANK_MAJOR, "not bf16 rows with fp8 weights"),
         (
@@ -123,6 +129,9 @@ def test_as_many_stages_as_fit_are_taken() -> None:
     """9 stages of 192 rows of 128 bytes are 221184, below 232448."""
     shape = shape_of(RowFormat.FP8, FP8)
     assert GatherGemm(block_t=64, in_turn=1, stages=9, down_stages=9).unsupported(shape, Layout.RANK_MAJOR) is None
+    few = replace(shape, expected_rows_per_expert=8)
+    assert default_tiles(few).stages == 6  # which of tiles of 64 pairs would take 245760
+    assert GatherGemm(block_t=64).unsupported(few, Layout.RANK_MAJOR) is None
 
 
 @pytest.mark.parametrize("compute", [TorchGrouped(), GatherGemm(), DeepGemm(), FlashInferMoe()])
