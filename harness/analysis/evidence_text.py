@@ -10,6 +10,7 @@ from epcross.harness.analysis.evidence_layers import shares, stages
 from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import crossings, medians
+from epcross.harness.analysis.evidence_rates import best_gbps, rates
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, Panel, what
 from epcross.harness.analysis.evidence_settings import settings
 from epcross.harness.analysis.soak_table import moved_gb, verified_rounds
@@ -112,7 +113,7 @@ def floor(run: EvidenceRun) -> str:
     if not sizes:
         return "no floor was measured"
     entry = sizes[min(sizes)]
-    ways = [(verb, max(entry.get(f"{way}_gbps_by_blocks", {}).values(), default=None)) for verb, way in _WAYS]
+    ways = [(verb, best_gbps(entry, way)) for verb, way in _WAYS]
     each = " and ".join(f"{verb} {_digits(gbps)} GB/s" for verb, gbps in ways if gbps is not None)
     return (
         f"at EP {entry['ep_size']} a flag crosses in {_digits(entry['flag_one_way_us'])} us, all ranks together copy "
@@ -193,6 +194,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "crossings": crossings,
     "again": again,
     "links": links,
+    "rates": rates,
     "shares": shares,
     "stages": stages,
 }

@@ -14,6 +14,7 @@ from epcross.harness.analysis.evidence_layers import shares, stages
 from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import crossing, crossings, medians
+from epcross.harness.analysis.evidence_rates import rates
 from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
 from epcross.harness.measuring.link_bytes import wire_bytes
 from epcross.harness.record import Record
@@ -285,6 +286,21 @@ def test_counted_bytes_are_set_beside_those_that_must_cross(usual: EvidenceRun) 
         "",
         "Each range is over n = 10 to 15 counts, one of each launch at each number of tokens.",
     ]
+
+
+def test_what_is_near_copies_of_the_same_bytes_is_told_by_how_much_longer_it_takes(usual: EvidenceRun) -> None:
+    """At 64 tokens: 5000 us of 2000 sent and 3000 back; Sentinel takes 6009.5 us and moves no more, DeepEP twice it."""
+    counted = {"onesided_sentinel": (1.0, 1.02, 1.02), "deepep_v2": (2.01, 1.99, 1.99), "ag_rs": (1.0, 1.0, 1.0)}
+    run = with_counts(usual, counted, exact=True)
+    assert rates(run) == "no pair here is so large that copies bound it"  # no rates were measured
+    row = run.rows[0]
+    rows = tuple(replace(row, pairs_sent_remote_max=100, pairs_received_remote_max=150) for row in run.rows)
+    push, pull = 100 * row.padded_bytes / 2000e3, 150 * row.combine_row_bytes / 3000e3
+    both = 2000 + 150 * row.combine_row_bytes / push / 1e3
+    floor = {"push_gbps_by_blocks": {"1": 0.0, "8": push}, "pull_gbps_by_blocks": {"1": pull}, "ep_size": row.ep_size}
+    lines = rates(replace(run, rows=rows, floor={"here": floor})).splitlines()
+    assert lines[-3] == f"| 64, EP 2 | 5000 | {both:.0f} | Sentinel 20% |"
+    assert lines[-1].startswith("Copies at the fastest rates of the floor")
 
 
 def test_counted_bytes_near_a_known_count_are_given_as_times_that(usual: EvidenceRun) -> None:
