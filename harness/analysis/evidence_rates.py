@@ -23,17 +23,18 @@ def best_gbps(floor: Mapping[str, Any], way: str) -> float | None:
 
 
 def rates(run: EvidenceRun) -> str:
-    """How long copies of a rank's rows take at the rates of the floor, and how much longer those pairs took, steady, that
+    """How long copies of a rank's rows take at the rates of the floor, and how much longer those steady pairs took that
     move no other bytes; at each number of tokens at which that is bandwidth."""
     lines = [line for panel in run.panels() for line in _of_panel(run, panel)]
     if not lines:
         return "no pair here is so large that copies bound it"
     head = (
-        "| tokens per rank, steady | rows pushed, partials pulled (us) | both pushed (us) | how much longer than the first |"
+        "| tokens per rank, steady | rows pushed, partials pulled (us) | both pushed (us) |"
+        " how much longer than the first |"
     )
     note = (
-        f"Copies at the fastest rates of the floor, of what a rank sends others and gets back. Compared is what moves no"
-        f" more than {MARGIN:.0%} beyond that, by the counters, and takes no more than {FAR:.0%} longer."
+        f"Copies at the fastest rates of the floor, of what a rank sends others and gets back. Compared is what moves"
+        f" no more than {MARGIN:.0%} beyond that, by the counters, and takes no more than {FAR:.0%} longer."
     )
     return "\n".join([head, "| ---: | ---: | ---: | :--- |", *lines, "", note])
 
@@ -54,8 +55,8 @@ def _of_panel(run: EvidenceRun, panel: Panel) -> list[str]:
         back = (row.pairs_received_remote_max or 0) * row.combine_row_bytes
         copies_us, pushed_us = _us(sent, push) + _us(back, pull), _us(sent, push) + _us(back, push)
         if copies_us >= LARGE_US:
-            took_us = {name: median([row.latency_us for row in rows if row.latency_us is not None]) for name, rows in series.items()}
-            near = sorted((us / copies_us - 1, labels[name]) for name, us in took_us.items())
+            took_us = {labels[name]: median([row.latency_us or 0.0 for row in rows]) for name, rows in series.items()}
+            near = sorted((us / copies_us - 1, label) for label, us in took_us.items())
             told = ", ".join(f"{label} {share:.0%}" for share, label in near if share <= FAR)
             place = f"{tokens}, {run.words(panel)}"
             if told:
