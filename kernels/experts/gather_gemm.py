@@ -72,8 +72,10 @@ def default_tiles(shape: ExpertShape) -> Tiles:
         tiles = Tiles(block_t=32, stages=4, warps=8, per_sm=1)
     else:
         tiles = Tiles(block_t=64, stages=4, warps=8, per_sm=1, down_stages=4)
+        if fp8:  # so many scales for each tile that tokens are the tall operand
+            return replace(tiles, tall=1, late=1, balance=2, down_tall=1, down_regs=255)
         # of four warps bf16 was not measured yet
-        return tiles if fp8 else replace(tiles, down_warps=8, down_per_sm=1)
+        return replace(tiles, down_warps=8, down_per_sm=1)
     # GEMM2's units are short: while one of four programs begins or ends its own, the others read
     return replace(tiles, down_stages=2, down_per_sm=4, down_regs=128) if fp8 else tiles
 
@@ -153,8 +155,14 @@ class GatherGemm(ExpertCompute):
         return None
 
     def _chosen(self, shape: ExpertShape) -> Tiles:
-        """What is asked for; of the rest the defaults, with no more stages than fit tiles that are asked for."""
-        tiles = replace(default_tiles(shape), **self._asked)
+        """What is asked for; of the rest the defaults, without forms that were chosen for tiles of other sizes or that
+        exclude what is asked for, and with no more stages than fit."""
+        usual = default_tiles(shape)
+        if self._asked.get("block_t", usual.block_t) != usual.block_t:
+            usual = replace(usual, tall=0, late=0, balance=0, down_tall=0)
+        if "in_turn" in self._asked:
+            usual = replace(usual, late=0)
+        tiles = replace(usual, **self._asked)
         most = {name: min(getattr(tiles, name), _BLOCK_BYTES // size) for name, size in _stage_bytes(tiles).items()}
         return replace(tiles, **{name: stages for name, stages in most.items() if name not in self._asked})
 
@@ -228,8 +236,8 @@ class GatherGemm(ExpertCompute):
         index.fill(rows, pdl=dependent)
         on(gate_up_kernel, self._units)(
             w1, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4, x_scale.stride(0),
-            epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile, index.max_tiles,
-            self._h, self._h_scale, self._gate_up_part, self._arrivals,
+            epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.expert_tile, index.tile,
+            index.max_tiles, self._h, self._h_scale, self._gate_up_part, self._arrivals,
             POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, TALL=bool(tiles.tall),
             IN_TURN=bool(tiles.in_turn), LATE=bool(tiles.late), num_warps=tiles.warps, num_stages=tiles.stages,
             **_at_most(tiles.regs), **product,

@@ -8,8 +8,7 @@ from epcross.kernels.experts.gather_gemm import default_tiles
 
 Tiles = dict[str, int]
 
-_TALL = {"block_t": 64, "tall": 1, "warps": 8, "per_sm": 1, "stages": 4}
-_LATE = _TALL | {"late": 1}
+_LATE = {"block_t": 64, "tall": 1, "warps": 8, "per_sm": 1, "stages": 4, "late": 1}
 _TALL_IN_TURN = {"block_t": 64, "tall": 1, "in_turn": 1, "warps": 4, "per_sm": 2, "stages": 4}
 _TALL_DOWN = {"down_tall": 1, "down_warps": 4, "down_per_sm": 2, "down_stages": 4, "down_regs": 255}
 _FP8: dict[int, list[Tiles]] = {
@@ -29,16 +28,10 @@ _FP8: dict[int, list[Tiles]] = {
         _TALL_IN_TURN | _TALL_DOWN,
     ],
     64: [
-        _TALL,
-        _LATE,
-        _TALL_IN_TURN,
-        {"tall": 1, "warps": 8, "per_sm": 2, "stages": 2, "regs": 128},
-        _TALL_DOWN,
-        _TALL_DOWN | {"down_per_sm": 3, "down_stages": 3, "down_regs": 168},
-        _LATE | {"stages": 5} | _TALL_DOWN,
-        _LATE | _TALL_DOWN | {"balance": 2},
-        _TALL_IN_TURN | _TALL_DOWN,
-        _TALL_IN_TURN | _TALL_DOWN | {"balance": 2},
+        {"balance": 1},
+        {"stages": 5},
+        {"down_per_sm": 3, "down_stages": 3, "down_regs": 168},
+        {"in_turn": 1, "warps": 4, "per_sm": 2},
     ],
 }
 _MANY_DOWN = {"down_tall": 1, "down_block_n": 64, "down_warps": 8, "down_per_sm": 2, "down_stages": 4, "down_regs": 128}

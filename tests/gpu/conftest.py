@@ -1,8 +1,9 @@
 """Everything here needs a GPU; without one each test is skipped with a sentence (see tests/conftest.py).
 
-`tests` and, uninstalled, `epcross` are importable from wherever pytest starts.
+`tests` and, uninstalled, `epcross` are importable from wherever pytest starts, and in the processes that tests start.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(autouse=True)

@@ -117,6 +117,27 @@ def test_sums_of_the_last_turn_are_shared_and_others_are_not(formats: str) -> No
     assert (int(schedule[index_kernel.SPLITS.value]), int(schedule[index_kernel.WHOLE.value])) == (2, 4)
 
 
+@pytest.mark.parametrize("balance", [0, 1, 2])
+@pytest.mark.parametrize("formats", FORMATS)
+def test_a_row_gives_the_same_bits_in_whichever_tile_it_is(formats: str, balance: int) -> None:
+    """On a GPU the order of an expert's pairs is that of atomic operations; here it is that of rows, so these come in
+    both directions. With balance=2 the first 16 of 18 sums would be whole: of the three tiles of the last expert at its
+    last column but one, 15 are, and 3 are shared."""
+    shape = shape_of(
+        *FORMATS[formats], hidden=1024, intermediate=384, num_local_experts=2, first_slot=0, top_k=1, capacity_rows=90
+    )
+    compute = GatherGemm(block_t=16, per_sm=8, balance=balance)
+    compute.prepare(shape, Layout.RANK_MAJOR, make_weights(shape, seed=3, device="cpu"))
+    rows = rank_major(shape, slots=2, share=1.0, headers=False)
+    compute.run(rows)
+    ((tiles, _, _, _, whole), there) = compute._index.schedule.tolist(), rows.out.clone()
+    assert (tiles, whole) == (6, 15 if balance == 2 else 0)
+    turned = {name: getattr(rows.sets[0], name).flip(0) for name in ("rows", "scales", "ids", "weights")}
+    back = replace(rows, sets=(replace(rows.sets[0], **turned),))
+    compute.run(back)
+    assert torch.equal(back.out.flip(0), there)
+
+
 @pytest.mark.parametrize(
     ("experts", "balance", "splits"),
     [(4, 1, 3), (5, 1, 2), (8, 1, 2), (9, 1, 3), (9, 0, 2), (17, 1, 1), (4, 2, 3), (9, 2, 3), (17, 2, 8), (20, 2, 3)],

@@ -127,7 +127,7 @@ def test_programs_that_are_tried_beside_each_other_fit_a_multiprocessor(
     shape = shape_at(expected, fp8)
     for choice in choices(shape):
         assert GatherGemm(**choice).unsupported(shape, Layout.RANK_MAJOR) is None
-        tiles = replace(default_tiles(shape), **choice)
+        tiles = GatherGemm(**choice)._chosen(shape)
         for kernel, prefix in ((gate_up_kernel, ""), (down_kernel, "down_")):
             asked = {f"{prefix}{name}" for name in ("warps", "per_sm", "stages", "regs", "tall", "late")}
             if not asked & choice.keys():

@@ -19,14 +19,26 @@ from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
 
 
 @triton.jit
-def _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T: tl.constexpr):
-    """The expert of a tile, its pairs as the index has them, and which of BLOCK_T places have one of their own."""
-    expert = tl.load(tile_ptr + tile)
-    number = tl.load(tile_ptr + max_tiles + tile) + tl.arange(0, BLOCK_T)
-    rows = tl.load(expert_rows_ptr + expert)
+def _pairs_from(first, expert, rows, index_ptr, num_rows, BLOCK_T: tl.constexpr):
+    """Pairs of an expert from its `first` on, as the index has them, and which of BLOCK_T places have one for itself."""
+    number = first + tl.arange(0, BLOCK_T)
     # empty places repeat the last pair: what they load is valid, and what they make is not stored
     pair = tl.load(index_ptr + expert.to(tl.int64) * num_rows + tl.minimum(number, rows - 1))
-    return expert, pair, number < rows
+    return pair, number < rows
+
+
+@triton.jit
+def _place_of(block, tiles, tile_ptr, expert_rows_ptr, expert_tile_ptr, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Of GEMM1's sums, in their order: expert, column, tile. Which tile and column one is of, its expert, the rows of
+    that, and the first pair of the tile. Tiles of an expert at one column are neighbours: they read the same weights at
+    the same time."""
+    expert = tl.load(tile_ptr + block // COLUMNS)  # of any of its tiles
+    rows, first = tl.load(expert_rows_ptr + expert), tl.load(expert_tile_ptr + expert)
+    alike = tl.minimum((rows + BLOCK_T - 1) // BLOCK_T, tiles - first)  # fewer where tiles found no place
+    rest = block - first * COLUMNS
+    column = rest // alike
+    number = rest - column * alike
+    return first + number, column, expert, rows, number * BLOCK_T
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_tiles"])
@@ -44,6 +56,7 @@ def gate_up_kernel(
     num_rows,
     schedule_ptr,
     expert_rows_ptr,
+    expert_tile_ptr,
     tile_ptr,
     max_tiles,
     h_ptr,  # out [max_tiles * BLOCK_T, I]: the intermediate, as quantised
@@ -84,9 +97,11 @@ def gate_up_kernel(
         shared = tl.maximum(unit - whole, 0) // splits  # which of the sums that are
         block = tl.where(unit < whole, unit, whole + shared)
         split = tl.where(unit < whole, 0, unit - whole - shared * splits)
-        tile = block // columns_of_tile
-        column = (block - tile * columns_of_tile) * BLOCK_N
-        expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
+        tile, column_block, expert, rows, first_pair = _place_of(
+            block, tiles, tile_ptr, expert_rows_ptr, expert_tile_ptr, columns_of_tile, BLOCK_T
+        )
+        column = column_block * BLOCK_N
+        pair, own = _pairs_from(first_pair, expert, rows, index_ptr, num_rows, BLOCK_T)
         row = ((pair >> 1) // K).to(tl.int64)
         x_row = x_ptr + row * x_stride
         gate_row = expert * (2 * I) + column
@@ -216,7 +231,9 @@ def down_kernel(
     for unit in range(tl.program_id(0), tiles * columns_of_tile, tl.num_programs(0)):
         tile = unit // columns_of_tile
         column = (unit - tile * columns_of_tile) * BLOCK_N
-        expert, pair, own = _pairs_of_tile(tile, tile_ptr, expert_rows_ptr, index_ptr, num_rows, max_tiles, BLOCK_T)
+        expert = tl.load(tile_ptr + tile)
+        first_pair, rows = tl.load(tile_ptr + max_tiles + tile), tl.load(expert_rows_ptr + expert)
+        pair, own = _pairs_from(first_pair, expert, rows, index_ptr, num_rows, BLOCK_T)
         w_row = expert * H + column
         place = tile * BLOCK_T + t
         y = nothing(BLOCK_N, BLOCK_T, TALL)

@@ -1,8 +1,9 @@
 """Which rows chose which expert. A Triton program: importing it needs Triton.
 
-A pair is one (row, selection) of this rank. Each block takes some rows, gives every pair a number within its expert and
-writes it down; the block that comes last makes the tiles. The order of an expert's pairs differs from run to run, which
-no result depends on: every column of a product is computed from its own row alone.
+A pair is one (row, selection) of this rank. Each block takes some rows, gives every pair a number within its expert
+and writes it down; the block that comes last makes the tiles. The order of an expert's pairs differs from run to run,
+and so does the tile of each. No result depends on it: every column of a product is computed from its own row alone, and
+whether a sum is shared is the same for all tiles of an expert at one column.
 """
 
 import triton
@@ -129,6 +130,12 @@ def index_kernel(
         if BALANCE:
             if BALANCE == 2:
                 whole = total_kept * COLUMN_BLOCKS // wanted_units * wanted_units
+                # not between two tiles of an expert at one column: which of them a pair is in would decide its sum
+                there = first <= whole // COLUMN_BLOCKS
+                there = there & (whole // COLUMN_BLOCKS < tl.minimum(first + tiles, total_kept))
+                begin = tl.sum(tl.where(there, first, 0), 0) * COLUMN_BLOCKS
+                alike = tl.maximum(tl.sum(tl.where(there, tl.minimum(tiles, total_kept - first), 0), 0), 1)
+                whole = begin + (whole - begin) // alike * alike
             splits = _balanced(total_kept * COLUMN_BLOCKS - whole, wanted_units, MAX_SPLITS, BLOCK_T)
         else:
             while (splits * 2 <= MAX_SPLITS) & (total_kept * COLUMN_BLOCKS * splits < wanted_units):
