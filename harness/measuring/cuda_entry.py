@@ -35,8 +35,8 @@ SETTLE_ROUNDS = 2
 """The least median of a length's rounds counts, so neither wins because something held up the other's host once."""
 
 LONGEST_US = 10_000.0
-"""Pairs that take longer are not compared, which would take long: the most that a long graph was seen to add to its last
-iteration, 116 us of NCCL EP HT, is about as much of them as `FASTER` asks for."""
+"""Pairs that take longer are not compared, which would take long: the most that a long graph was seen to add to its
+last iteration, 116 us of NCCL EP HT, is about as much of them as `FASTER` asks for."""
 
 LEAST_HOLD_US, MOST_HOLD_US = 20.0, 20_000.0
 """The GPU is held before a graph for the first and twice the least that enqueuing one like it took the host so far: the

@@ -20,7 +20,7 @@ from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
 
 @triton.jit
 def _pairs_from(first, expert, rows, index_ptr, num_rows, BLOCK_T: tl.constexpr):
-    """Pairs of an expert from its `first` on, as the index has them, and which of BLOCK_T places have one for itself."""
+    """Pairs of an expert from its `first` on, as the index has them; which of BLOCK_T places have their own."""
     number = first + tl.arange(0, BLOCK_T)
     # empty places repeat the last pair: what they load is valid, and what they make is not stored
     pair = tl.load(index_ptr + expert.to(tl.int64) * num_rows + tl.minimum(number, rows - 1))
