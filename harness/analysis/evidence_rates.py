@@ -30,11 +30,11 @@ def rates(run: EvidenceRun) -> str:
         return "no pair here is so large that copies bound it"
     head = (
         "| tokens per rank, steady | rows pushed, partials pulled (us) | both pushed (us) |"
-        " how much longer than the first |"
+        " how much longer than either |"
     )
     note = (
         f"Copies at the fastest rates of the floor, of what a rank sends others and gets back. Compared is what moves"
-        f" no more than {MARGIN:.0%} beyond that, by the counters, and takes no more than {FAR:.0%} longer."
+        f" no more than {MARGIN:.0%} beyond that, by the counters, and takes at most {FAR:.0%} longer than the first."
     )
     return "\n".join([head, "| ---: | ---: | ---: | :--- |", *lines, "", note])
 
@@ -56,8 +56,8 @@ def _of_panel(run: EvidenceRun, panel: Panel) -> list[str]:
         copies_us, pushed_us = _us(sent, push) + _us(back, pull), _us(sent, push) + _us(back, push)
         if copies_us >= LARGE_US:
             took_us = {labels[name]: median([row.latency_us or 0.0 for row in rows]) for name, rows in series.items()}
-            near = sorted((us / copies_us - 1, label) for label, us in took_us.items())
-            told = ", ".join(f"{label} {share:.0%}" for share, label in near if share <= FAR)
+            near = sorted((us, label) for label, us in took_us.items() if us <= (1 + FAR) * copies_us)
+            told = "; ".join(f"{label} {us / copies_us - 1:.0%}, {us / pushed_us - 1:.0%}" for us, label in near)
             place = f"{tokens}, {run.words(panel)}"
             if told:
                 lines.append(f"| {place} | {microseconds(copies_us)} | {microseconds(pushed_us)} | {told} |")

@@ -299,7 +299,7 @@ def test_what_is_near_copies_of_the_same_bytes_is_told_by_how_much_longer_it_tak
     both = 2000 + 150 * row.combine_row_bytes / push / 1e3
     floor = {"push_gbps_by_blocks": {"1": 0.0, "8": push}, "pull_gbps_by_blocks": {"1": pull}, "ep_size": row.ep_size}
     lines = rates(replace(run, rows=rows, floor={"here": floor})).splitlines()
-    assert lines[-3] == f"| 64, EP 2 | 5000 | {both:.0f} | Sentinel 20% |"
+    assert lines[-3] == f"| 64, EP 2 | 5000 | {both:.0f} | Sentinel 20%, {6009.5 / both - 1:.0%} |"
     assert lines[-1].startswith("Copies at the fastest rates of the floor")
 
 
