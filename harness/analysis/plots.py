@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epcross.harness.analysis import material as materials
-from epcross.harness.analysis.cells import Cell, cells
+from epcross.harness.analysis.cells import SETTING, Cell, cells
+from epcross.harness.analysis.factors import telling
 from epcross.harness.analysis.figures import (
     bandwidth,
     crossings,
@@ -74,15 +75,18 @@ def scenes(material: Material) -> list[Scene]:
     settings: dict[str, list[Cell]] = {}
     for cell in found:
         settings.setdefault(cell.setting, []).append(cell)
+    firsts = [members[0].rows[0] for members in settings.values()]
+    told = telling([{name: getattr(row, name) for name in SETTING} for row in firsts], ("phase",))
     return [
         Scene(
             setting=setting,
             suffix=f"_{number}" if len(settings) > 1 else "",
+            words=words,
             cells=members,
             material=material,
             styles=styles,
         )
-        for number, (setting, members) in enumerate(settings.items(), 1)
+        for number, ((setting, members), words) in enumerate(zip(settings.items(), told, strict=True), 1)
     ]
 
 

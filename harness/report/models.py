@@ -97,7 +97,14 @@ def _place(scene: Scene, key: tuple[Any, ...], points: Sequence[Cell]) -> dict[s
     series = points[0].series
     options = json.loads(points[0].rows[0].options)
     words = " ".join(f"{name}={value}" for name, value in options.items())
-    return {"run_id": series.run_id, "ep_size": key[0], "regime": key[1], "series": series.name, "options": words}
+    return {
+        "run_id": series.run_id,
+        "ep_size": key[0],
+        "regime": key[1],
+        "series": series.name,
+        "options": words,
+        "setting": scene.setting,
+    }
 
 
 def _range(value: float, low: float, high: float) -> str:
