@@ -145,3 +145,35 @@ def test_a_lead_that_ends_in_a_draw_is_coloured_up_to_there(tmp_path: Path, monk
     assert spans[0].x0 < 1
     assert [spans[0].x1, spans[1].x0] == pytest.approx([4, 4])
     assert spans[1].x1 > 64
+
+
+def test_sure_leads_are_coloured_where_the_change_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 64 tokens Fence is ahead in the median and in most launches: in too few to be sure."""
+    from matplotlib.colors import to_rgba
+
+    monkeypatch.setattr(report_runs, "TIMING", replace(report_runs.TIMING, launches=5))
+
+    def change(row: Record) -> Record:
+        value = 50.0
+        if row.backend == "shm_sentinel":
+            value = 40.0 if row.tokens_per_rank <= 4 else 50.0
+            if row.tokens_per_rank == 64:
+                value = 40.0 if row.launch == 4 else 55.0
+        return replace(row, latency_us=value, latency_min_us=value, latency_max_us=value, flags="")
+
+    (half,) = plots.load(make_run(tmp_path, points(backends=("shm_fence", "shm_sentinel")), change))
+    figure = drawn(half)
+    assert {(line["state"], line["a_leads"], line["b_leads"]) for line in figure.data} == {("ambiguous", "", "1..4")}
+    ax = figure.drawing.axes[0]
+    ((color, span),) = [
+        (patch.get_facecolor(), patch.get_extents().transformed(ax.transData.inverted()))
+        for patch in ax.patches
+        if patch.get_gid() is None
+    ]
+    assert color == to_rgba(SENTINEL)
+    assert span.x0 < 1
+    assert 4 < span.x1 < 5
+    texts = [text.get_text() for text in figure.drawing.legends[0].get_texts()]
+    assert texts[:2] == ["SHM Sentinel leads", "cannot be told"]

@@ -159,6 +159,22 @@ def test_a_lead_that_changes_nowhere_is_told_with_its_places(leader: str, words:
     assert crossing(line, {"b": "B"}) == words
 
 
+@pytest.mark.parametrize(
+    ("a_leads", "b_leads", "words"),
+    [
+        ("", "", ""),
+        ("1..8 64", "", "; A leads at 1 to 8, 64; not surely more than 3% apart elsewhere"),
+        ("1", "64", "; A leads at 1; B leads at 64; not surely more than 3% apart elsewhere"),
+    ],
+)
+def test_sure_leads_are_told_where_a_change_cannot_be(a_leads: str, b_leads: str, words: str) -> None:
+    line = {
+        "state": "ambiguous", "reason": "only 87.2% are", "tokens_low": 1, "tokens_high": 64, "a": "a", "b": "b",
+        "a_leads": a_leads, "b_leads": b_leads,
+    }  # fmt: skip
+    assert crossing(line, {"a": "A", "b": "B"}) == f"cannot be told: only 87.2% are{words}"
+
+
 def test_one_launch_tells_no_crossing_and_no_second_start(tmp_path: Path) -> None:
     run = run_of(tmp_path, launches=1)
     assert "cannot be told: one launch" in crossings(run)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from epcross.harness.analysis.crossover import MARGIN, State
+from epcross.harness.analysis.crossover import MARGIN, State, ends_of
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, token_axis
 from epcross.harness.analysis.figures.scene import Scene, entry, shown_rows
 from epcross.harness.analysis.rivals import Rivals, rivals
@@ -14,6 +14,7 @@ NAME, TITLE = "crossings", "Where one overtakes another"
 
 _EQUAL, _UNKNOWN = "#c8c8c8", "#ffffff"
 _HALF = 0.3  # of a strip's height
+_BEYOND = 1.12  # by this factor a strip or part goes beyond its outermost token counts
 
 
 def draw(scene: Scene) -> Figure | Omitted:
@@ -37,7 +38,7 @@ def draw(scene: Scene) -> Figure | Omitted:
             _draw_strip(scene, canvas, name, pair, strips.index(_strip(pair)))
             numbers = (
                 "state", "reason", "estimate", "low", "high", "faster_below", "faster_above", "leads_from", "leads_to",
-                "agreement",
+                "a_leads", "b_leads", "agreement",
             )  # fmt: skip
             line = entry(scene, name, pair.points[0], second=pair.second.name, **{n: pair.line[n] for n in numbers})
             data.append({**line, "key": _strip(pair), "tokens_per_rank": None})
@@ -71,7 +72,7 @@ def _draw_strip(scene: Scene, canvas: Canvas, panel: str, pair: Rivals, y: int) 
     from matplotlib.patches import Patch, Rectangle
 
     ax, line = canvas.panels[panel], pair.line
-    first, last = line["tokens_low"] / 1.12, line["tokens_high"] * 1.12
+    first, last = line["tokens_low"] / _BEYOND, line["tokens_high"] * _BEYOND
     frame = Rectangle(
         (first, y - _HALF), last - first, 2 * _HALF, facecolor=_UNKNOWN, edgecolor="#888888", linewidth=0.7
     )
@@ -109,9 +110,18 @@ def _parts(line: Any, first: float, last: float) -> Sequence[tuple[float, float,
     if line["state"] == State.NONE_IN_RANGE:
         return _led(line, first, last)
     if line["state"] not in (State.CROSSED, State.MULTIPLE):
-        return []
+        return _sure(line)
     low, high = max(line["low"], first), min(line["high"], last)
     return [part for part in ((first, low, below), (high, last, above)) if part[0] < part[1]]
+
+
+def _sure(line: Any) -> Sequence[tuple[float, float, str]]:
+    """The parts of a strip of which a lead is sure, though it is not how often the lead changes."""
+    return [
+        (low / _BEYOND, high * _BEYOND, line[side])
+        for side in ("a", "b")
+        for low, high in ends_of(line[f"{side}_leads"])
+    ]
 
 
 def _led(line: Any, first: float, last: float) -> Sequence[tuple[float, float, str]]:
