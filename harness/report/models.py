@@ -17,7 +17,8 @@ _FIT_NUMBERS = (
 )  # fmt: skip
 _CROSSOVER_NUMBERS = (
     "a", "b", "state", "reason", "bracket_low", "bracket_high", "estimate", "low", "high", "faster_below",
-    "faster_above", "leads_from", "leads_to", "a_leads", "b_leads", "agreement", "margin", "points", "trials", "launches", "within_launch", "interval",
+    "faster_above", "leads_from", "leads_to", "a_leads", "b_leads", "agreement", "margin", "points", "trials",
+    "launches", "within_launch", "interval",
 )  # fmt: skip
 
 

@@ -77,8 +77,8 @@ def test_strips_are_coloured_by_who_leads(scene: Scene) -> None:
     assert below[1] < 1 < below[2] <= EXACT <= above[1] < 64 < above[2]
     ((color, left, right),) = parts["SHM Fence or SHM Sentinel, EP 8"]
     assert (color, left < 1, right > 64) == (to_rgba(SENTINEL), True, True)
-    (diamonds,) = [np.asarray(line.get_xdata())[0] for line in steady.lines if line.get_marker() == "D"][:1]
-    assert diamonds == pytest.approx(EXACT)
+    (crossing,) = [np.asarray(line.get_xdata())[0] for line in steady.lines if line.get_marker() == "x"][:1]
+    assert crossing == pytest.approx(EXACT)
 
 
 def test_who_leads_is_told_without_colour(scene: Scene) -> None:
@@ -177,3 +177,14 @@ def test_sure_leads_are_coloured_where_the_change_cannot_be_told(
     assert 4 < span.x1 < 5
     texts = [text.get_text() for text in figure.drawing.legends[0].get_texts()]
     assert texts[:2] == ["SHM Sentinel leads", "cannot be told"]
+
+
+def test_a_figure_longer_than_a_screen_has_its_scale_at_the_top_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_the_top(figure: Figure) -> set[bool]:
+        return {bool(tick.label2.get_visible()) for ax in figure.drawing.axes for tick in ax.xaxis.get_major_ticks()}
+
+    assert at_the_top(drawn(scene)) == {False}
+    monkeypatch.setattr(crossings, "_SCREEN", 8)
+    assert at_the_top(drawn(scene)) == {True}

@@ -1,4 +1,5 @@
-"""Sweeps that set backends beside each other: no point is measured that nothing stands beside. Soaks and floors compare nothing."""
+"""Sweeps that set backends beside each other: no point is measured that nothing stands beside. Soaks and floors
+compare nothing."""
 
 from collections import Counter
 from pathlib import Path

@@ -13,7 +13,9 @@ from epcross.harness.analysis.style import text_color
 NAME, TITLE = "crossings", "Where one overtakes another"
 
 _EQUAL, _UNKNOWN = "#c8c8c8", "#ffffff"
+_CROSSING = "x"  # no series has it
 _HALF = 0.3  # of a strip's height
+_SCREEN = 16  # so many strips fit a screen; with more the scale stands at the top, too
 _BEYOND = 1.12  # by this factor a strip or part goes beyond its outermost token counts
 
 
@@ -46,10 +48,12 @@ def draw(scene: Scene) -> Figure | Omitted:
         ax.set_ylim(-0.6, len(strips) - 0.4)
         ax.set_yticks(range(len(strips)), [name.replace(" or ", "\nor ") for name in strips] if column % 2 == 0 else [])
         ax.grid(visible=False, axis="y")
+        if len(strips) > _SCREEN:
+            ax.tick_params(axis="x", top=True, labeltop=True)
     sentence = (
         "colour and marker: the series whose median is lower there, beyond the margin of "
         f"{MARGIN:.0%} and by the 95 % interval over resampled launches, seeds and chains; grey: neither, beyond the "
-        "last batch that one leads; diamond and bar: tokens at "
+        "last batch that one leads; cross and bar: tokens at "
         "which the ratio of the medians crosses 1, and their interval, with an arrow where it leaves the range "
         "measured; white: the launches at hand do not tell"
     )
@@ -99,8 +103,8 @@ def _draw_strip(scene: Scene, canvas: Canvas, panel: str, pair: Rivals, y: int) 
     ax.plot([low, high], [y, y], color="#000000", linewidth=1.0, solid_capstyle="butt")
     for end, inside, sign in ((low, line["low"] >= first, "<"), (high, line["high"] <= last, ">")):
         ax.plot(end, y, marker="|" if inside else sign, color="#000000", markersize=5, linestyle="")
-    ax.plot(pair.estimate, y, marker="D", color="#000000", markerfacecolor="#ffffff", markersize=4.5, linestyle="")
-    sign = Line2D([], [], marker="D", color="#000000", markerfacecolor="#ffffff", markersize=4.5, linewidth=1.0)
+    ax.plot(pair.estimate, y, marker=_CROSSING, color="#000000", markersize=5.5, markeredgewidth=1.4, linestyle="")
+    sign = Line2D([], [], marker=_CROSSING, color="#000000", markersize=5.5, markeredgewidth=1.4, linewidth=1.0)
     canvas.explain("crossing, 95 % interval", sign)
 
 
