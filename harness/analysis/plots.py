@@ -68,6 +68,21 @@ def figure(scene: Scene, name: str) -> Figure | Omitted:
         return FIGURES[name](scene)
 
 
+def crossings_of(scene: Scene, *backends: str) -> Figure | Omitted:
+    """Where each of these backends and each other one of a setting change the lead (see `figures.crossings`).
+
+    Raises:
+        InputError: none is named, or the setting has no such backend.
+    """
+    there = sorted({cell.series.backend for cell in scene.cells})
+    unknown = sorted(set(backends) - set(there))
+    if unknown or not backends:
+        what = f"no backend {', '.join(unknown)} here" if unknown else "no backend is named"
+        raise InputError(f"{what}; there are {', '.join(there)}")
+    with theme():
+        return crossings.draw(scene, backends)
+
+
 def scenes(material: Material) -> list[Scene]:
     """The settings that `material` measured, each with its cells."""
     found = cells(material.records)

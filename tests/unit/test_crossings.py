@@ -12,6 +12,7 @@ from epcross.harness.analysis import plots, rivals
 from epcross.harness.analysis.figures import canvas, crossings
 from epcross.harness.analysis.figures.canvas import Figure, Omitted
 from epcross.harness.analysis.figures.scene import Scene
+from epcross.harness.errors import InputError
 from epcross.harness.record import Record
 
 SENTINEL, FENCE, TWO_SIDED = "#D55E00", "#0072B2", "#999999"
@@ -188,3 +189,24 @@ def test_a_figure_longer_than_a_screen_has_its_scale_at_the_top_too(
     assert at_the_top(drawn(scene)) == {False}
     monkeypatch.setattr(crossings, "_SCREEN", 8)
     assert at_the_top(drawn(scene)) == {True}
+
+
+def test_some_are_set_against_all_others_and_these_not_among_themselves(scene: Scene) -> None:
+    figure = plots.crossings_of(scene, "shm_sentinel", "shm_fence")
+    assert isinstance(figure, Figure)
+    assert {line["key"] for line in figure.data} == {
+        f"{ours} or SHM two-sided, EP {size}" for ours in ("SHM Sentinel", "SHM Fence") for size in (2, 4, 8)
+    }
+    all_of_them = {(line["panel"], line["key"]): line["estimate"] for line in drawn(scene).data}
+    assert all(
+        all_of_them[line["panel"], line["key"]] == pytest.approx(line["estimate"], nan_ok=True) for line in figure.data
+    )
+    labels = [label.get_text().replace("\n", " ") for label in figure.drawing.axes[0].get_yticklabels()][::-1]
+    assert labels[0] == "SHM Fence or SHM two-sided, EP 2"
+
+
+def test_a_backend_that_is_not_there_is_named(scene: Scene) -> None:
+    with pytest.raises(InputError, match="no backend gloo here; there are shm_fence, shm_sentinel, shm_two_sided"):
+        plots.crossings_of(scene, "shm_fence", "gloo")
+    with pytest.raises(InputError, match="no backend is named; there are"):
+        plots.crossings_of(scene)

@@ -130,7 +130,9 @@ def test_an_exchange_says_which_engines_select_it_and_where_that_was_read(name):
     engines = yaml.safe_load((PACKAGE_CONF / "backend" / f"{name}.yaml").read_text())["engines"]
     assert engines.keys() == SOURCES.keys()
     for engine, words in engines.items():
-        switch, source = re.fullmatch(r"(.+) \((\S+\.py at [0-9a-f]{12})(?:: \w+)?\)", words).groups()
+        found = re.fullmatch(r"(.+) \((\S+\.py at [0-9a-f]{12})(?:: \w+)?\)", words)
+        assert found, words
+        switch, source = found.groups()
         assert source in SOURCES[engine]
         assert switch.startswith("none: ") or "--" in switch or "TRTLLM_FORCE_COMM_METHOD=" in switch
 

@@ -1,7 +1,7 @@
 """Where one series overtakes another, for every pair and EP size: who leads on either side, and how sure that is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from epcross.harness.analysis.crossover import MARGIN, State, ends_of
@@ -19,9 +19,13 @@ _SCREEN = 16  # so many strips fit a screen; with more the scale stands at the t
 _BEYOND = 1.12  # by this factor a strip or part goes beyond its outermost token counts
 
 
-def draw(scene: Scene) -> Figure | Omitted:
-    """One panel for each regime and run, one strip over tokens per rank for each pair and EP size."""
-    found = rivals(scene)
+def draw(scene: Scene, of: Collection[str] = ()) -> Figure | Omitted:
+    """One panel for each regime and run, one strip over tokens per rank for each pair and EP size.
+
+    Args:
+        of: backends that are set against all others, and these not among themselves; empty: every pair.
+    """
+    found = rivals(scene, of)
     if not found:
         reason = "it needs two series of one run, EP size and regime whose rows are ok and without flags"
         return Omitted(name=NAME + scene.suffix, title=TITLE, reason=reason)
@@ -30,7 +34,7 @@ def draw(scene: Scene) -> Figure | Omitted:
         panels.setdefault(_panel(scene, pair), []).append(pair)
     names = sorted(panels, key=lambda name: not name.startswith("steady"))
     # one pair after the other, each over EP, and the first on top
-    found = sorted(found, key=lambda pair: (pair.line["a"], pair.line["b"], pair.ep_size))
+    found = sorted(found, key=lambda pair: (*_order(pair, of), pair.ep_size))
     strips = list(dict.fromkeys(_strip(pair) for pair in found))[::-1]
     canvas = Canvas(names, height=0.3 + 0.11 * len(strips), width=1.0 if len(names) > 1 else 1.6)
     data: list[dict[str, Any]] = []
@@ -60,6 +64,12 @@ def draw(scene: Scene) -> Figure | Omitted:
     used = {id(cell): cell for pair in found for cell in pair.points}
     caption = scene.caption(sentence, rows=shown_rows(list(used.values())))
     return canvas.finish(name=NAME + scene.suffix, title=TITLE, caption=caption, data=data)
+
+
+def _order(pair: Rivals, of: Collection[str]) -> tuple[str, str]:
+    """The names of a pair, one of the backends `of` first."""
+    names = pair.line["a"], pair.line["b"]
+    return names if pair.first.backend in of or pair.second.backend not in of else names[::-1]
 
 
 def _panel(scene: Scene, pair: Rivals) -> str:
