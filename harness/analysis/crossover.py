@@ -83,8 +83,8 @@ def find(
             where they do not.
 
     Raises:
-        InputError: a column, flag or subject is unknown, the two are one, domains are mixed, or a group of `by` mixes what must not be
-            (regimes, say): then every such column is named.
+        InputError: a column, flag or subject is unknown, the two are one, domains are mixed, or a group of `by` mixes
+            what must not be (regimes, say): then every such column is named.
     """
     require_two(a, b)
     by = [name for name in (CONDITIONS if by is None else by) if not (mixed_formats and name in FORMATS)]

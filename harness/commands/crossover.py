@@ -110,8 +110,8 @@ def _entries(save: Path) -> "dict[Setting, tuple[int, str]]":
         else:
             why = "it is no object with a list of entries under 'crossovers'"
         raise InputError(
-            f"--save {save}: this file holds no crossovers ({why}), so it is left as it is; name another file, or move it "
-            "away"
+            f"--save {save}: this file holds no crossovers ({why}), so it is left as it is; name another file, or move "
+            "it away"
         ) from error
 
 

@@ -221,7 +221,9 @@ def _rows_of(table: pa.Table, file: Path) -> pa.Table:
         StoreError: it holds no rows, rows of a newer schema, or rows that no run leaves.
     """
     if "schema_version" not in table.column_names or not pa.types.is_integer(table["schema_version"].type):
-        raise StoreError(f"{file} holds no rows: it has no column schema_version of integers. Give a run directory or {ROWS_FILE}")
+        raise StoreError(
+            f"{file} holds no rows: it has no column schema_version of integers. Give a run directory or {ROWS_FILE}"
+        )
     versions = pc.min_max(table["schema_version"]).as_py()
     oldest, newest = (SCHEMA_VERSION if one is None else one for one in (versions["min"], versions["max"]))
     if newest > SCHEMA_VERSION:

@@ -23,7 +23,8 @@ def point(backend: str, tokens: int, *, regime: Regime = Regime.STEADY, ep_size:
 
 
 def record(of: Point, latency_us: float = 10.0, phase: Phase = Phase.ROUND_TRIP, **columns: object) -> Record:
-    """A row of `of`, ok unless `columns` say otherwise, with counts as if every token had both choices on different ranks, one of them its own."""
+    """A row of `of`, ok unless `columns` say otherwise, with counts as if every token had both choices
+    on different ranks, one of them its own."""
     tokens = sum(of.tokens)
     counted = replace(
         base_record(of, CONTEXT),

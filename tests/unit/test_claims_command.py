@@ -87,6 +87,7 @@ def test_a_run_on_nvlink_is_judged(elsewhere: Path, capsys: pytest.CaptureFixtur
     folder = write(elsewhere / "merged", [replace(row, run_id=run.name) for row in rows])
     (folder / "runs").mkdir()
     run.rename(folder / "runs" / run.name)
+    (folder / "runs" / run.name / "plan.json").write_bytes(seal({}))  # that of the folder has other points
     _name_gpus(folder / "runs" / run.name, "NVIDIA H200")
     assert cli(["claims", "merged", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

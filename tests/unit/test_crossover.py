@@ -159,7 +159,11 @@ def test_a_subject_can_be_one_of_several_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "words"),
     [
-        (1, 2, "1 is no subject; give the name of a backend, such as 'shm_fence', or a mapping with values of backend, "),
+        (
+            1,
+            2,
+            "1 is no subject; give the name of a backend, such as 'shm_fence', or a mapping with values of backend, ",
+        ),
         ("a", None, "None is no subject"),
         ("", "b", "'' is no subject"),
         ("a", {}, "{} is no subject"),
