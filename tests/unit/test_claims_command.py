@@ -66,6 +66,9 @@ def test_runs_of_the_folder_are_found_and_named(elsewhere: Path, capsys: pytest.
     assert cli(["claims"]) == 3
     assert "judged by 0 rows of domain nvlink in run-a" in capsys.readouterr().out
     assert cli(["claims", "results/measured/a"]) == 3
+    write(elsewhere / "empty", [])
+    assert cli(["claims", "empty"]) == 3
+    assert "judged by no row: the runs that were given hold none" in capsys.readouterr().out
     assert cli(["claims", "results"]) == 2
     assert "results holds no run" in capsys.readouterr().err
     assert cli(["claims", "nowhere"]) == 2
