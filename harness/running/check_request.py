@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.backends import computes, loader
+from epcross.harness.backends.answers import WrongBackend
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import MAX_EP_SIZE
 from epcross.harness.planning.library import Library
@@ -82,7 +83,7 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         config = replace(config, options={**config.options, **asked})
         try:
             options = loader.load(config).options
-        except loader.CannotImport:  # asked again where its own interpreter runs
+        except (loader.CannotImport, WrongBackend):  # asked again where its own interpreter runs
             options = config.options
         except ConfigError as error:
             problems += error.problems
@@ -108,7 +109,7 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
 def _kind(config: BackendConfig | None) -> BackendKind:
     if config is None:
         return BackendKind.EXCHANGE
-    with contextlib.suppress(ConfigError, loader.CannotImport):  # told elsewhere
+    with contextlib.suppress(ConfigError, loader.CannotImport, WrongBackend):  # told elsewhere
         return loader.backend_class(config).kind
     return BackendKind.EXCHANGE
 
@@ -142,7 +143,9 @@ def _device(name: str | None, config: BackendConfig | None, library: Library, pr
     if name is None:
         domains: frozenset[Domain] = frozenset()
         if config is not None:
-            with contextlib.suppress(ConfigError, loader.CannotImport):  # what is wrong with it is told elsewhere
+            with contextlib.suppress(
+                ConfigError, loader.CannotImport, WrongBackend
+            ):  # what is wrong with it is told elsewhere
                 domains = loader.backend_class(config).domains
         usual = {Domain.CPU: "cpu", Domain.SHARED_GPU: "cuda_one_launch", Domain.NVLINK: "cuda"}
         name = next((device for domain, device in usual.items() if domain in domains), "cpu")
