@@ -131,7 +131,7 @@ def _asked(found: type[Backend], what: str, call: Callable[[], Any]) -> Any:
         raise
     except FAILURES as error:
         raise WrongBackend(
-            f"{what} of {_named(found)} raised {type(error).__name__}: {error}; it must return; the contract is in {CONTRACT}"
+            f"{what} of {_named(found)} raised {type(error).__name__}: {error}; it must return, as {CONTRACT} says"
         ) from error
 
 
@@ -145,7 +145,7 @@ def _reason(asked: Any, what: str, answer: object, why: str) -> str | None:
 
 def _wrong(found: type, what: str, value: object, allowed: str) -> WrongBackend:
     return WrongBackend(
-        f"{what} of {_named(found)} is {_shown(value)}, but must be {allowed}; correct it, the contract is in {CONTRACT}"
+        f"{what} of {_named(found)} is {_shown(value)}, but must be {allowed}; correct it as {CONTRACT} says"
     )
 
 
@@ -240,7 +240,7 @@ def _is_contract_shape(value: Any) -> bool:
     return isinstance(value, ContractShape) and all(_whole(getattr(value, f.name)) for f in fields(value))
 
 
-_WHOLE = f"a whole number from 0 to 2**63 - 1"
+_WHOLE = "a whole number from 0 to 2**63 - 1"
 _FLAG: tuple[Callable[[Any], bool], str] = (lambda value: isinstance(value, bool), "True or False")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_sentence, "text that is not empty"),

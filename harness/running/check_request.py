@@ -10,7 +10,7 @@ from typing import Any
 from epcross.harness.backends import computes, loader
 from epcross.harness.backends.answers import WrongBackend
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.checks import MAX_EP_SIZE
+from epcross.harness.planning.checks import MAX_EP_SIZE, same_labels
 from epcross.harness.planning.library import Library
 from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Device
 from epcross.harness.planning.typed import suggest
@@ -64,6 +64,8 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         problems += filter(None, [library.unknown("backend", name)])
         library.load([("backend", name)], problems)
     config: BackendConfig | None = library.get("backend", name) if name else None
+    if config is not None:
+        problems += _label_problems(config, library)
     device = _device(values.get("device"), config, library, problems)
     ep_size = _whole(values, "ep_size", 2, 1, MAX_EP_SIZE, problems)
     seed = _whole(values, "seed", 0, 0, 10**6, problems)
@@ -104,6 +106,14 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
             + [part for folder in config_dirs for part in ("--config-dir", str(folder))]
         ),
     )
+
+
+def _label_problems(config: BackendConfig, library: Library) -> list[str]:
+    """Whether another backend has its label. What is wrong with the others' files is not this check's."""
+    others = [name for name in library.names("backend") if name != config.name]
+    library.load([("backend", name) for name in others], [])
+    found = [other for name in others if (other := library.get("backend", name)) and other.label == config.label]
+    return same_labels([config, *found])
 
 
 def _kind(config: BackendConfig | None) -> BackendKind:
