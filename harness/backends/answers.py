@@ -33,6 +33,16 @@ class WrongBackend(EpcrossError):
     """A backend breaks the contract; the message names value, what is allowed and where to correct it."""
 
 
+def failure(error: BaseException) -> str:
+    """What somebody else's code ended with, as words that can be shown and stored."""
+    try:
+        words = str(error)
+    except FAILURES:
+        words = ""
+    name = type(error).__name__
+    return f"{name}: {words}".encode(errors="replace").decode() if words else name
+
+
 def class_problems(found: type[Backend]) -> list[str]:
     """What is wrong with the declarations that are read where there is no instance yet, as sentences."""
     return _problems(found, {"kind": _RULES["kind"], "domains": _RULES["domains"]})
@@ -131,7 +141,7 @@ def _asked(found: type[Backend], what: str, call: Callable[[], Any]) -> Any:
         raise
     except FAILURES as error:
         raise WrongBackend(
-            f"{what} of {_named(found)} raised {type(error).__name__}: {error}; it must return, as {CONTRACT} says"
+            f"{what} of {_named(found)} raised {failure(error)}; it must return, as {CONTRACT} says"
         ) from error
 
 
@@ -156,7 +166,7 @@ def _problems(of: Any, rules: Mapping[str, tuple[Callable[[Any], bool], str]]) -
             value = getattr(of, name)
             fits = holds(value)
         except FAILURES as error:  # a property of somebody else's, or a comparison
-            found.append(f"{name} cannot be read: {type(error).__name__}: {error}")
+            found.append(f"{name} cannot be read: {failure(error)}")
             continue
         if not fits:
             found.append(f"{name} is {_shown(value)}, but must be {allowed}")

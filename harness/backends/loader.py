@@ -127,7 +127,7 @@ def unavailable(config: BackendConfig, compute: str = "") -> str | None:
     except WrongBackend:
         raise
     except FAILURES as error:  # the contract forbids it; one careless adapter must not end the plan
-        return f"its check failed with {type(error).__name__}: {error}"
+        return f"its check failed with {answers.failure(error)}"
 
 
 def backend_class(config: BackendConfig) -> type[Backend]:
@@ -159,7 +159,7 @@ def imported_class(target: str, folder: str, base: type[T], named: str) -> type[
             raise ConfigError(f"{named}: there is no module '{error.name}'; {beside}install it") from error
         raise CannotImport(f"{module_name} needs the module '{error.name}', which is not installed") from error
     except FAILURES as error:
-        raise CannotImport(f"importing {module_name} fails with {type(error).__name__}: {error}") from error
+        raise CannotImport(f"importing {module_name} fails with {answers.failure(error)}") from error
     _must_be_from(folder, module, named)
     found = getattr(module, class_name, None)
     if found is None:

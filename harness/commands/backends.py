@@ -67,7 +67,7 @@ def expert_stages(config_dirs: tuple[Path, ...] = ()) -> list[tuple[str, str, st
         except (ConfigError, loader.CannotImport, answers.WrongBackend) as error:
             reason = str(error)
         except answers.FAILURES as error:
-            reason = f"its check failed with {type(error).__name__}: {error}"
+            reason = f"its check failed with {answers.failure(error)}"
         found.append((name, config.label, reason))
     return found
 

@@ -126,7 +126,7 @@ def _unsupported(backend: Backend | WrongBackend | None, point: Point) -> str | 
         raise
     except FAILURES as error:  # one careless adapter must not end the plan
         raise WrongBackend(
-            f"its check of the point failed: {asked}() raised {type(error).__name__}: {error}; it must "
+            f"its check of the point failed: {asked}() raised {answers.failure(error)}; it must "
             f"return, as {answers.CONTRACT} says"
         ) from error
     return None

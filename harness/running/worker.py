@@ -169,6 +169,7 @@ def _resolve(target: str) -> Any:
 
 
 def _explain(error: BaseException, rank: int) -> tuple[str, str]:
+    from epcross.harness.backends.answers import failure
     from epcross.harness.errors import EpcrossError, GroupError, WaitExpired
 
     if isinstance(error, GroupError):
@@ -177,7 +178,7 @@ def _explain(error: BaseException, rank: int) -> tuple[str, str]:
         return "wait", str(error)
     if isinstance(error, EpcrossError):
         return "error", str(error)
-    return "error", f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return "error", failure(error)
 
 
 def _bind(core: int | None) -> list[str]:

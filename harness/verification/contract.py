@@ -197,7 +197,7 @@ class Visit:
         except answers.WrongBackend as error:
             raise self.failed(str(error)) from error
         except answers.FAILURES as error:
-            raise self.failed(f"{stage} raised {type(error).__name__}: {error}") from error
+            raise self.failed(f"{stage} raised {answers.failure(error)}") from error
 
     def agree(self, found: Mismatch | None, where: str = "") -> None:
         """Return if no rank found anything; also a barrier."""
@@ -229,5 +229,5 @@ class Visit:
             except GroupError as error:
                 return [] if failed else self.broken(f"close stopped: {error}").problems
             except answers.FAILURES as error:
-                return self.broken(f"the {time} close raised {type(error).__name__}: {error}").problems
+                return self.broken(f"the {time} close raised {answers.failure(error)}").problems
         return []

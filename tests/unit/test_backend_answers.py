@@ -119,6 +119,25 @@ def test_a_module_that_leaves_is_a_reason(tmp_path: Path):
     }
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("too large"), "ValueError: too large"),
+        (SystemExit(3), "SystemExit: 3"),
+        (OSError("lib\udc80.so"), "OSError: lib?.so"),
+        (RuntimeError(), "RuntimeError"),
+        (Mute(), "Mute"),
+    ],
+)
+def test_what_others_code_ends_with_can_be_shown(error: BaseException, said: str):
+    assert answers.failure(error) == said
+
+
 def test_an_options_value_that_serves_nobody_is_wrong_usage(tmp_path: Path):
     folder = backends(tmp_path, {"picky": f"{HERE}:Picky"})
     words = ("sweep=smoke", "backend=picky", "backend.options.chunk=0", "backend.options.algorithm=3")
