@@ -122,7 +122,7 @@ def failed_records(
     Raises:
         ValueError: the status is ok, or the reason is empty.
     """
-    sentence = " ".join(reason.split())
+    sentence = " ".join(reason.split()).encode(errors="replace").decode()  # it may quote a file name of no encoding
     if status is Status.OK or not sentence:
         raise ValueError(f"a failed row needs a status other than ok and a reason, not {status!r} and {reason!r}")
     base = replace(
