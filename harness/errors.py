@@ -14,6 +14,7 @@ __all__ = [
     "EpcrossError",
     "GroupError",
     "InputError",
+    "NothingThere",
     "StoreError",
     "WaitExpired",
 ]
@@ -45,6 +46,12 @@ class InputError(ConfigError):
 
 class StoreError(EpcrossError):
     """A run directory or result file cannot be written, read or merged."""
+
+
+class NothingThere(StoreError):
+    """What was typed leads to no run, no table and no folder of them: wrong usage, whatever the command."""
+
+    exit_code = 2
 
 
 class GroupError(EpcrossError):

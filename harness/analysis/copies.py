@@ -15,6 +15,8 @@ def without_copies(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         InputError: a row is there twice with different values.
     """
+    if not frame.duplicated(_ROW_KEY).any():  # as mostly; to set all columns of all rows side by side takes long
+        return frame.reset_index(drop=True)
     frame = frame.drop_duplicates(ignore_index=True)
     twice = frame[frame.duplicated(_ROW_KEY)]
     if len(twice):

@@ -26,7 +26,7 @@ from epcross.harness.analysis.resample import (
     support,
     widened,
 )
-from epcross.harness.analysis.sides import Sides, Subject, formats_of, matched, name_of
+from epcross.harness.analysis.sides import Sides, Subject, formats_of, matched, name_of, require_two
 from epcross.harness.errors import InputError
 from epcross.harness.measuring.stats import IntervalKind
 from epcross.harness.terms import Flag
@@ -85,9 +85,10 @@ def find(
             where they do not.
 
     Raises:
-        InputError: a column, flag or subject is unknown, domains are mixed, or a group of `by` mixes what must not be
-            (regimes, say): then every such column is named.
+        InputError: a column, flag or subject is unknown, the two are one, domains are mixed, or a group of `by` mixes
+            what must not be (regimes, say): then every such column is named.
     """
+    require_two(a, b)
     by = [name for name in (CONDITIONS if by is None else by) if not (mixed_formats and name in FORMATS)]
     if not by:
         raise InputError("`by` names no column; leave it out to group by every condition, or name one, such as ep_size")

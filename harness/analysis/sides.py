@@ -17,6 +17,22 @@ Sides = tuple[pd.DataFrame, pd.DataFrame]
 _NEEDED = ("tokens_per_rank", "run_id", "launch", "seed", "chain", "latency_us", "allocation_id")
 
 
+def require_two(a: Subject, b: Subject) -> None:
+    """Refuse what is no subject, and a subject beside itself.
+
+    Raises:
+        InputError: with what was given and what may be.
+    """
+    for subject in (a, b):
+        if not isinstance(subject, str | Mapping) or not subject:
+            raise InputError(
+                f"{subject!r} is no subject; give the name of a backend, such as 'shm_fence', or a mapping with values "
+                f"of {', '.join(SUBJECT)}"
+            )
+    if _wanted(a) == _wanted(b):
+        raise InputError(f"both subjects are {name_of(a)}, and nothing can be said of one beside itself; name two")
+
+
 def name_of(subject: Subject) -> str:
     """The words for it in a result."""
     if isinstance(subject, str):
@@ -61,7 +77,7 @@ def formats_of(sides: Sides) -> str:
 
 
 def _select(rows: pd.DataFrame, frame: pd.DataFrame, subject: Subject) -> pd.DataFrame:
-    wanted = {"backend": subject} if isinstance(subject, str) else dict(subject)
+    wanted = _wanted(subject)
     if unknown := sorted(set(wanted) - set(SUBJECT)):
         raise InputError(f"{', '.join(unknown)} does not tell subjects apart; use {', '.join(SUBJECT)}")
     there = frame
@@ -72,6 +88,10 @@ def _select(rows: pd.DataFrame, frame: pd.DataFrame, subject: Subject) -> pd.Dat
             raise InputError(f"no row with {column} {value} beside the values before it. There are: {found}")
         rows = rows[rows[column] == value]
     return rows
+
+
+def _wanted(subject: Subject) -> dict[str, Any]:
+    return {"backend": subject} if isinstance(subject, str) else dict(subject)
 
 
 def _require_one_curve(

@@ -17,7 +17,7 @@ Life on each rank, in this order, collective where marked (c):
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -160,6 +160,13 @@ class Backend(ABC):
     def option_defaults(cls) -> Mapping[str, Scalar]:
         """Every option this backend takes, with its default. A YAML or override may name no other."""
         return {}
+
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> Sequence[str]:
+        """Which values no machine and no shape could serve, each as "NAME=VALUE must be ...", with what is allowed.
+        Wrong usage, found before anything is planned. `options` are all of them, each of the type of its default. What
+        hangs on the shape is for `unsupported`, what hangs on the machine for `unavailable`."""
+        return ()
 
     @abstractmethod
     def unavailable(self) -> str | None:

@@ -1,8 +1,10 @@
 """From an expert stage's configuration to the class that runs experts: what `loader` is for backends."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 
+from epcross.harness.backends.answers import FAILURES
 from epcross.harness.backends.loader import imported_class, option_value
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.schema import ComputeConfig
@@ -30,8 +32,8 @@ def option_defaults(config: ComputeConfig) -> dict[str, Scalar]:
 
 
 def resolved(config: ComputeConfig, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Every option with its value. Raises `ConfigError` for those unknown or of the wrong type."""
-    defaults = option_defaults(config)
+    """Every option with its value. Raises `ConfigError` for those unknown, of the wrong type, or of use to nobody."""
+    found, defaults = compute_class(config), option_defaults(config)
     problems = [
         f"compute '{config.name}': unknown option '{name}'{suggest(name, defaults)}"
         for name in options
@@ -43,6 +45,8 @@ def resolved(config: ComputeConfig, options: Mapping[str, Scalar]) -> dict[str, 
             values[name] = option_value(defaults[name], options[name])
         except Mismatch as error:
             problems.append(f"compute '{config.name}': option {name} {error}")
+    with contextlib.suppress(*FAILURES):  # what is wrong with the class itself is told of its points
+        problems += [f"compute '{config.name}': option {text}" for text in found(**values).option_problems()]
     if problems:
         raise ConfigError(sorted(problems))
     return values

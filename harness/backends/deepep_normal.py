@@ -47,6 +47,12 @@ class DeepEPNormal(DeepEPInSequence):
         """`num_sms`, even: half of them send, half receive; 20 is the library's default."""
         return {"num_sms": 20}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`."""
+        sms = vendor.integer(options["num_sms"])
+        return [f"num_sms={sms} must be even and at least 2"] if sms < 2 or sms % 2 else []
+
     def differs(self, buffer: Any) -> str | None:
         """See `DeepEP`."""
         return (
@@ -74,8 +80,6 @@ class DeepEPNormal(DeepEPInSequence):
         if point.ep_size not in RANKS:
             problems.append(f"inside a node {self.name} takes {', '.join(map(str, RANKS))} ranks, not {point.ep_size}")
         sms = vendor.integer(self.options["num_sms"])
-        if sms < 2 or sms % 2:
-            problems.append(f"num_sms={sms} must be even and at least 2")
         fitting = vendor.LEAST_SMS // point.ep_size // 2 * 2
         problems += vendor.crowding_problems(self.name, point, sms, f"num_sms={fitting} fits")
         return "; ".join(problems) or None

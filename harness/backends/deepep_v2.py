@@ -53,6 +53,15 @@ class DeepEPV2(DeepEPInSequence):
         `timeout_s` bounds waits on the GPU."""
         return {"sm_budget": "default", "num_sms": 0, "timeout_s": 100}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`."""
+        problems = vendor.not_among(options, sm_budget=("default", "maximum"))
+        problems += vendor.too_small(options, num_sms=0, timeout_s=1)
+        if vendor.integer(options["num_sms"]) % 2:
+            problems.append(f"num_sms={options['num_sms']} must be even, or 0 for the library's choice")
+        return problems
+
     def differs(self, buffer: Any) -> str | None:
         """See `DeepEP`."""
         return (
@@ -65,11 +74,6 @@ class DeepEPV2(DeepEPInSequence):
         """Rows that a warp's 16-byte vectors divide, since combine sends bf16 ones whatever dispatch did; as many
         experts as its workspace has room for."""
         problems = vendor.format_problems(self.name, point, dict.fromkeys(_FORMATS, HIDDEN_MULTIPLE))
-        if self.options["sm_budget"] not in ("default", "maximum"):
-            problems.append(f"sm_budget={self.options['sm_budget']} must be default or maximum")
-        problems += vendor.option_problems(self.name, self.options, num_sms=0, timeout_s=1)
-        if vendor.integer(self.options["num_sms"]) % 2:
-            problems.append(f"num_sms={self.options['num_sms']} must be even, or 0 for the library's choice")
         if point.model.top_k > 32:
             problems.append(f"{self.name} takes top_k up to 32, not {point.model.top_k}")
         if point.placement.num_slots > MAX_EXPERTS:

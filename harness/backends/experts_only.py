@@ -42,6 +42,11 @@ class ExpertsOnly(LayerBackend):
         """`rank`: whose slice. `layout`: rank_major, or expert_major as low-latency exchanges leave rows."""
         return {"rank": 0, "layout": str(Layout.RANK_MAJOR)}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`."""
+        return vendor.too_small(options, rank=0) + vendor.not_among(options, layout=Layout)
+
     @property
     def rank(self) -> int:
         """Whose experts they are."""
@@ -57,8 +62,6 @@ class ExpertsOnly(LayerBackend):
             return f"{self.name} writes bf16 partials; combine_format={point.combine_format} is not one"
         if point.sharing is not Sharing.ONE_LAUNCH:
             return f"{self.name} makes the rows of all ranks in one process; use device=cuda_one_launch"
-        if self.options["layout"] not in list(Layout):
-            return f"layout={self.options['layout']} must be {' or '.join(Layout)}"
         if not 0 <= self.rank < point.ep_size:
             return f"rank={self.rank} is none of the {point.ep_size} ranks"
         if point.weight_format is None or self.make_compute is None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TOP_K = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 22)
 """What its kernels are compiled for."""
 
+TRANSPORTS = ("fence", "lamport")
+
 LAMPORT_TOKENS = 512
 """Most tokens per rank of a step on the lamport transport."""
 
@@ -59,6 +61,14 @@ class FlashInferOneSided(FlashInfer):
         """`transport`: fence, or lamport where the GPU has compute capability 10.0. `timeout_s` bounds waits."""
         return {"transport": "fence", "timeout_s": 30}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`."""
+        problems = vendor.not_among(options, transport=TRANSPORTS) + vendor.too_small(options, timeout_s=1)
+        if vendor.integer(options["timeout_s"]) > MAX_TIMEOUT_S:
+            problems.append(f"timeout_s={options['timeout_s']} must be at most {MAX_TIMEOUT_S}")
+        return problems
+
     @property
     def _lamport(self) -> bool:
         return self.options.get("transport") == "lamport"
@@ -74,11 +84,6 @@ class FlashInferOneSided(FlashInfer):
     def unsupported(self, point: Point) -> str | None:
         """The shapes that are compiled in, and what the transport carries."""
         problems = vendor.format_problems(self.name, point, LAMPORT_FORMATS if self._lamport else FORMATS)
-        problems += vendor.option_problems(self.name, self.options, timeout_s=1)
-        if vendor.integer(self.options["timeout_s"]) > MAX_TIMEOUT_S:
-            problems.append(f"timeout_s={self.options['timeout_s']} must be at most {MAX_TIMEOUT_S}")
-        if self.options["transport"] not in ("fence", "lamport"):
-            problems.append(f"transport={self.options['transport']} must be fence or lamport")
         if point.model.top_k not in TOP_K:
             problems.append(f"{self.name} takes top_k {', '.join(map(str, TOP_K))}, not {point.model.top_k}")
         if point.ep_size > MAX_RANKS:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from epcross.harness.backends import vendor
 from epcross.harness.backends.onesided import OneSided, OneSidedFence, OneSidedSentinel
 from epcross.harness.backends.split_layer import Given, InLayer, SplitLayer
 from epcross.harness.point import Point, Scalar
@@ -57,13 +58,12 @@ class LayerOneSided(SplitLayer):
         """Those of the exchange, `staging`, and `protocol`: sentinel or fence."""
         return {**super().option_defaults(), "protocol": str(Protocol.SENTINEL)}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `SplitLayer`."""
+        return [*super().option_problems(options), *vendor.not_among(options, protocol=Protocol)]
+
     def make_exchange(self) -> InLayer:
         """See `SplitLayer`."""
         own: dict[str, Any] = {name: self.options[name] for name in OneSided.option_defaults()}
         return FenceInLayer(own) if self.options["protocol"] == Protocol.FENCE else SentinelInLayer(own)
-
-    def unsupported(self, point: Point) -> str | None:
-        """See `SplitLayer`."""
-        if self.options["protocol"] not in list(Protocol):
-            return f"protocol={self.options['protocol']} must be {' or '.join(Protocol)}"
-        return super().unsupported(point)

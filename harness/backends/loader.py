@@ -14,11 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from epcross.harness.backends import answers
+from epcross.harness.backends.answers import FAILURES, WrongBackend
 from epcross.harness.backends.base import Backend
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.planning.typed import Mismatch, convert, suggest
 from epcross.harness.point import Point, Scalar
+from epcross.harness.terms import BackendKind
 
 PROBE_LIMIT_S = 60.0
 """How long another interpreter may take to say whether a backend is usable; importing torch cold takes 20 s."""
@@ -35,10 +38,12 @@ def load(config: BackendConfig) -> Backend:
     """The backend with its options, touching nothing else.
 
     Raises:
-        ConfigError: the target is no backend class, or an option is unknown or of the wrong type.
+        ConfigError: the target is no backend class; an option is unknown, of the wrong type, or has a value that could
+            serve nobody; the file says what backends of this kind do not have.
         CannotImport: its module fails when imported, as for a library that this machine lacks.
+        WrongBackend: what the class declares is not what the contract has.
     """
-    defaults = option_defaults(config)
+    found, defaults = backend_class(config), option_defaults(config)
     problems = [
         f"backend '{config.name}': unknown option '{name}'{suggest(name, defaults)}"
         for name in config.options
@@ -50,14 +55,27 @@ def load(config: BackendConfig) -> Backend:
             options[name] = option_value(defaults[name], config.options[name])
         except Mismatch as error:
             problems.append(f"backend '{config.name}': option {name} {error}")
+    problems += [f"backend '{config.name}': option {text}" for text in answers.option_problems(found, options)]
+    problems += [f"backend '{config.name}': {text}" for text in _kind_problems(config, found.kind)]
     if problems:
         raise ConfigError(sorted(problems))
-    return backend_class(config)(options)
+    return answers.made(found, options)
 
 
 def option_defaults(config: BackendConfig) -> dict[str, Scalar]:
     """The options its class takes, with their defaults. Raises as `load`."""
-    return dict(backend_class(config).option_defaults())
+    return answers.option_defaults(backend_class(config))
+
+
+def _kind_problems(config: BackendConfig, kind: BackendKind) -> list[str]:
+    """Keys of the file that a backend of this kind has no use for."""
+    stages = (BackendKind.LAYER, BackendKind.EXPERTS)
+    read_by = {"compute": stages, "weight_format": (*stages, BackendKind.FUSED)}
+    return [
+        f"{key} is {str(value)!r}, but its class has kind={kind} and only {', '.join(kinds)} read it; leave it out"
+        for key, kinds in read_by.items()
+        if (value := getattr(config, key)) and kind not in kinds
+    ]
 
 
 def for_point(config: BackendConfig, point: Point) -> Backend:
@@ -91,7 +109,8 @@ def asks_another(config: BackendConfig) -> bool:
 def unavailable(config: BackendConfig, compute: str = "") -> str | None:
     """Why the backend, or the expert stage that it is to have, cannot be used here, as a sentence; None if it can.
 
-    Asked in the backend's own interpreter and environment where it has any. Raises only `ConfigError`.
+    Asked in the backend's own interpreter and environment where it has any. Raises only `ConfigError` and
+    `WrongBackend`.
     """
     if asks_another(config):
         return _ask_interpreter(config, compute)
@@ -104,9 +123,11 @@ def unavailable(config: BackendConfig, compute: str = "") -> str | None:
     except CannotImport as error:
         return str(error)
     try:
-        return next(filter(None, (one.unavailable() for one in asked)), None)
-    except Exception as error:  # the contract forbids it; one careless adapter must not end the plan
-        return f"its check failed with {type(error).__name__}: {error}"
+        return next(filter(None, map(answers.unavailable, asked)), None)
+    except WrongBackend:
+        raise
+    except FAILURES as error:  # the contract forbids it; one careless adapter must not end the plan
+        return f"its check failed with {answers.failure(error)}"
 
 
 def backend_class(config: BackendConfig) -> type[Backend]:
@@ -116,7 +137,9 @@ def backend_class(config: BackendConfig) -> type[Backend]:
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     missing += [n for n in ("name", "domains", "boundary", "host_sync") if not hasattr(found, n)]
     if missing:
-        raise ConfigError(f"{named} lacks {', '.join(missing)}; the contract is in epcross/harness/backends/base.py")
+        raise ConfigError(f"{named} lacks {', '.join(missing)}; the contract is in {answers.CONTRACT}")
+    if problems := answers.class_problems(found):
+        raise WrongBackend(f"{named} breaks the contract of {answers.CONTRACT}: {'; '.join(problems)}")
     return found
 
 
@@ -135,8 +158,8 @@ def imported_class(target: str, folder: str, base: type[T], named: str) -> type[
             beside = f"put it into {folder}, or " if folder else ""
             raise ConfigError(f"{named}: there is no module '{error.name}'; {beside}install it") from error
         raise CannotImport(f"{module_name} needs the module '{error.name}', which is not installed") from error
-    except Exception as error:
-        raise CannotImport(f"importing {module_name} fails with {type(error).__name__}: {error}") from error
+    except FAILURES as error:
+        raise CannotImport(f"importing {module_name} fails with {answers.failure(error)}") from error
     _must_be_from(folder, module, named)
     found = getattr(module, class_name, None)
     if found is None:
@@ -180,21 +203,27 @@ def _ask_interpreter(config: BackendConfig, compute: str) -> str | None:
     except subprocess.TimeoutExpired:
         return f"its interpreter {python} gave no answer within {PROBE_LIMIT_S:.0f} s"
     try:
-        reason = json.loads(asked.stdout.splitlines()[-1])["unavailable"]
+        answer = json.loads(asked.stdout.splitlines()[-1])
+        reason, wrong = answer["unavailable"], answer["wrong"]
     except (IndexError, ValueError, KeyError, TypeError):
         last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
         return f"its interpreter {python} cannot run epcross ({last}); install epcross there"
+    if wrong:
+        raise WrongBackend(wrong)
     return reason
 
 
 def _answer() -> None:
     asked = json.load(sys.stdin)
     config = BackendConfig.from_json({**asked["backend"], "python": None, "env": {}})
+    reason = wrong = None
     try:
         reason = unavailable(config, asked["compute"])
     except ConfigError as error:
         reason = str(error)
-    sys.stdout.write(f"\n{json.dumps({'unavailable': reason})}\n")
+    except WrongBackend as error:
+        wrong = str(error)
+    sys.stdout.write(f"\n{json.dumps({'unavailable': reason, 'wrong': wrong})}\n")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,11 @@ class MegaMoEPush(FusedLayer):
         """`staging`: see the module; only true."""
         return {"staging": True}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`."""
+        return [] if options["staging"] else ["staging=false must be true: it stages by dispatching"]
+
     def unavailable(self) -> str | None:
         """Another GPU than one of compute capability 9, or no library with this kernel."""
         if reason := vendor.no_gpu((9, 0)) or vendor.no_module("flashinfer", REMEDY):
@@ -63,8 +68,6 @@ class MegaMoEPush(FusedLayer):
             found.append(f"{self.name} takes top_k {', '.join(map(str, TOP_K))}, not {point.model.top_k}")
         if point.ep_size > 32:
             found.append(f"{self.name} takes at most 32 ranks, not {point.ep_size}")
-        if not self.options["staging"]:
-            found.append(f"{self.name} stages by dispatching, so staging=false is not to be had")
         return found
 
     def arithmetics(self, point: Point) -> Sequence[Arithmetic]:

@@ -51,6 +51,11 @@ class NcclEP(GpuBackend):
         """`max_num_sms` (0: the library's choice), and `timeout_s`, which bounds waits on the GPU."""
         return {"max_num_sms": 0, "timeout_s": 20}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`."""
+        return vendor.too_small(options, max_num_sms=0, timeout_s=1)
+
     def unavailable(self) -> str | None:
         """No GPU, no library, or one whose calls take other arguments."""
         if reason := vendor.no_gpu((9, 0)) or vendor.no_module("nccl.ep", REMEDY):
@@ -66,7 +71,6 @@ class NcclEP(GpuBackend):
     def unsupported(self, point: Point) -> str | None:
         """bf16 rows, and fp8 ones whose scale rows fill 16-byte vectors."""
         problems = vendor.format_problems(self.name, point, {RowFormat.BF16: self.bf16_multiple, RowFormat.FP8: 512})
-        problems += vendor.option_problems(self.name, self.options, max_num_sms=0, timeout_s=1)
         problems += vendor.crowding_problems(
             self.name, point, vendor.integer(self.options["max_num_sms"]), "max_num_sms=0 has the adapter choose"
         )

@@ -42,6 +42,13 @@ class OneSided(GpuBackend):
         kernel in before the one before has ended; `timeout_s` bounds every wait for a peer."""
         return {"num_sms": 0, "programmatic_launch": True, "timeout_s": 10.0}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`."""
+        num_sms = options["num_sms"]
+        wrong = [] if _number(num_sms) >= 0 else [f"num_sms={num_sms} must be at least 0, which is no bound"]
+        return wrong + option_problems(_launch({**options, "num_sms": 0}))
+
     def unavailable(self) -> str | None:
         """No GPU of a kind that the kernels are made for, no torch for CUDA, or no compiler."""
         return unavailable()
@@ -119,14 +126,10 @@ class OneSided(GpuBackend):
             self.refill_ranks(index, [shard.batches[index] for shard in shards])
 
     def _options(self, point: Point) -> Options:
-        num_sms = self.options["num_sms"]
-        assert isinstance(num_sms, int)
-        return Options(
+        return replace(
+            _launch(self.options),
             local_ranks=point.ep_size if point.sharing is Sharing.ONE_LAUNCH else 1,
             ranks_per_gpu=point.ep_size if point.sharing is Sharing.PROCESSES else 1,
-            timeout_s=_number(self.options["timeout_s"]),
-            num_sms=num_sms or None,  # 0: no bound
-            programmatic_launch=bool(self.options["programmatic_launch"]),
         )
 
     def _more(self) -> dict[str, Any]:
@@ -321,6 +324,17 @@ class OneSidedSentinel(OneSided):
         Phase.COMBINE: _COMBINE | {Boundary.REARM},
         Phase.ROUND_TRIP: _DISPATCH | _COMBINE | {Boundary.REARM},
     }
+
+
+def _launch(options: Mapping[str, Scalar]) -> Options:
+    """How an exchange of one rank on its own GPU runs with a backend's options."""
+    return Options(
+        local_ranks=1,
+        ranks_per_gpu=1,
+        timeout_s=_number(options["timeout_s"]),
+        num_sms=int(_number(options["num_sms"])) or None,  # 0: no bound
+        programmatic_launch=bool(options["programmatic_launch"]),
+    )
 
 
 def _shape(point: Point) -> Shape:

@@ -41,6 +41,12 @@ class ShmBackend(Backend):
         """`wait_limit_s` bounds every wait for a peer; `first_epoch` numbers the first round (32 bits, wraps)."""
         return {"wait_limit_s": 20.0, "first_epoch": 1}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> list[str]:
+        """See `Backend`. Every wait is bounded."""
+        limit_s = options["wait_limit_s"]
+        return [] if float(limit_s or 0) > 0 else [f"wait_limit_s={limit_s} must be above 0"]
+
     def unavailable(self) -> str | None:
         """No artifact and nothing to build one with."""
         return build.unavailable()
@@ -51,8 +57,6 @@ class ShmBackend(Backend):
             return f"{self.name} runs in domain cpu, not {point.domain}"
         if point.combine_format is not RowFormat.BF16:
             return f"{self.name} adds bf16 partials; combine_format={point.combine_format} is not one"
-        if self._option("wait_limit_s") <= 0:
-            return f"{self.name} bounds every wait: wait_limit_s={self.options['wait_limit_s']} must be above 0"
         return None
 
     def workspace_bytes(self, point: Point) -> int:

@@ -92,6 +92,12 @@ class SplitLayer(LayerBackend):
         before. BF16 rows are sent from where they are, so there is nothing to stage."""
         return {**cls.exchange_class.option_defaults(), "staging": True}
 
+    @classmethod
+    def option_problems(cls, options: Mapping[str, Scalar]) -> Sequence[str]:
+        """See `Backend`. Those of the exchange."""
+        own = cls.exchange_class.option_defaults()
+        return cls.exchange_class.option_problems({name: options[name] for name in own})
+
     def make_exchange(self) -> InLayer:
         """The exchange with its own of the options."""
         own = self.exchange_class.option_defaults()

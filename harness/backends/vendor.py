@@ -202,12 +202,21 @@ def crowding_problems(name: str, point: Point, blocks: int, remedy: str) -> list
     ]
 
 
-def option_problems(name: str, options: Mapping[str, Scalar], **least: int) -> list[str]:
+def too_small(options: Mapping[str, Scalar], **least: int) -> list[str]:
     """Which options are below the least value given for each."""
     return [
-        f"{name}: {option}={options[option]} must be at least {value}"
+        f"{option}={options[option]} must be at least {value}"
         for option, value in least.items()
         if integer(options[option]) < value
+    ]
+
+
+def not_among(options: Mapping[str, Scalar], **allowed: Iterable[str]) -> list[str]:
+    """Which options are none of the words given for each."""
+    return [
+        f"{option}={options[option]} must be {' or '.join(words)}"
+        for option, words in allowed.items()
+        if options[option] not in list(words)
     ]
 
 

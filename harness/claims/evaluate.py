@@ -55,6 +55,8 @@ def _judged_by(measured: "pd.DataFrame", keep: Iterable[Flag | str]) -> str:
     """Which rows could count for a verdict, and which of them do not."""
     from epcross.harness.analysis import frame
 
+    if measured.empty:
+        return "judged by no row: the runs that were given hold none"
     able = measured[measured["domain"] == Domain.NVLINK]
     left_out = frame.headline(able, keep).note
     names = sorted(map(str, (able if len(able) else measured)["run_id"].unique()))

@@ -50,7 +50,7 @@ def command(config_dirs: tuple[Path, ...], as_json: bool) -> None:
 def expert_stages(config_dirs: tuple[Path, ...] = ()) -> list[tuple[str, str, str | None]]:
     """Name, label, and why it cannot be used here, of each expert stage that layers may have. A layer whose backend has
     an interpreter of its own has its stage there."""
-    from epcross.harness.backends import computes, loader
+    from epcross.harness.backends import answers, computes, loader
     from epcross.harness.errors import ConfigError
     from epcross.harness.planning.library import Library
 
@@ -63,16 +63,18 @@ def expert_stages(config_dirs: tuple[Path, ...] = ()) -> list[tuple[str, str, st
             found.append((name, "", "; ".join(problems)))
             continue
         try:
-            reason = computes.maker(config, dict(config.options))().unavailable()
-        except (ConfigError, loader.CannotImport) as error:
+            reason = answers.unavailable(computes.maker(config, dict(config.options))())
+        except (ConfigError, loader.CannotImport, answers.WrongBackend) as error:
             reason = str(error)
+        except answers.FAILURES as error:
+            reason = f"its check failed with {answers.failure(error)}"
         found.append((name, config.label, reason))
     return found
 
 
 def survey(config_dirs: tuple[Path, ...] = ()) -> list[dict]:
     """What is known of each backend, as plain JSON values; a faulty one is listed with what is wrong."""
-    from epcross.harness.backends import loader
+    from epcross.harness.backends import answers, loader
     from epcross.harness.errors import ConfigError
     from epcross.harness.planning.library import Library
 
@@ -92,7 +94,7 @@ def survey(config_dirs: tuple[Path, ...] = ()) -> list[dict]:
                 entry["domains"] = sorted(str(domain) for domain in found.domains)
                 loader.load(config)
                 entry["unavailable"] = loader.unavailable(config)
-            except (ConfigError, loader.CannotImport) as error:
+            except (ConfigError, loader.CannotImport, answers.WrongBackend) as error:
                 entry["unavailable"] = str(error)
             entry["target"] = config.target
             entry["python"] = config.python

@@ -59,6 +59,7 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     Example: epcross check backend=shm_fence ep_size=4
     """
     from epcross.harness.backends import loader
+    from epcross.harness.backends.answers import WrongBackend
     from epcross.harness.commands.attended import interrupting
     from epcross.harness.running.check_ranks import CheckRanks
     from epcross.harness.running.check_request import read_request
@@ -69,8 +70,12 @@ def command(words: tuple[str, ...], limit_s: float, config_dirs: tuple[Path, ...
     from epcross.kernels.shm.segment import remove_stale
 
     request = read_request(words, config_dirs)
-    if why := loader.unavailable(request.config, request.compute):
-        raise Unavailable(request.config.name, [why])
+    try:
+        if why := loader.unavailable(request.config, request.compute):
+            raise Unavailable(request.config.name, [why])
+    except WrongBackend as error:  # before any case can be tried
+        click.echo(f"failed    declarations\n          {error}\n1 failed, {len(request.cases)} not tried")
+        return 1
     room_for_check(request)
     locks = _gpu_locks(request)  # first: who is refused leaves nothing behind
     console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)

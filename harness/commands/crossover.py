@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from epcross.harness.analysis.protocol_choice import Choice
+    from epcross.kernels.onesided.crossover import Setting
 
 
 @click.command("crossover")
@@ -43,7 +44,7 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
 
     found = choices(open_runs(runs))
     if save is not None:
-        entries = {} if not save.exists() else Crossovers.load(save).entries
+        entries = _entries(save)
         entries |= {one.setting: (one.sentinel_up_to, one.source) for one in found.chosen}
         try:
             Crossovers(entries).save(save)
@@ -85,6 +86,33 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
         out.print(one.words, soft_wrap=True, markup=False)
     if save is not None:
         out.print(str(save), soft_wrap=True, markup=False)
+
+
+def _entries(save: Path) -> "dict[Setting, tuple[int, str]]":
+    """What the file holds already; somebody's other file is not written over.
+
+    Raises:
+        InputError: it is there and holds something else.
+    """
+    from epcross.harness.errors import InputError
+    from epcross.kernels.onesided.crossover import Crossovers, NoCrossover
+
+    if not save.exists():
+        return {}
+    try:
+        return Crossovers.load(save).entries
+    except NoCrossover as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError):
+            why = f"it cannot be read: {cause.strerror}"
+        elif isinstance(cause, ValueError):  # its words are for people, those of the others name a type of Python
+            why = str(cause)
+        else:
+            why = "it is no object with a list of entries under 'crossovers'"
+        raise InputError(
+            f"--save {save}: this file holds no crossovers ({why}), so it is left as it is; name another file, or move "
+            "it away"
+        ) from error
 
 
 def _table(choice: "Choice") -> "Table":

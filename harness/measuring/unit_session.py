@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from epcross.harness.backends import answers
 from epcross.harness.backends.base import Backend, Description, Group, Int32
 from epcross.harness.backends.layer import LayerBackend, hidden_point
 from epcross.harness.measuring.gpu_state import uuid_here
@@ -200,7 +201,7 @@ class UnitSession:
 
     def descriptions(self) -> list[Description]:
         """What ran on every rank."""
-        data = description_to_json(self.backend.describe())
+        data = description_to_json(answers.described(self.backend))
         return [description_from_json(item) for item in self.group.all_gather(data)]
 
     def traffic_fields(self) -> dict[str, Any]:
@@ -221,7 +222,7 @@ class UnitSession:
         told = self.backend.compute_description()
         return {
             **expert_fields(self.point, self.ids, rank=rank),
-            "compute_version": None if told is None else told.version,
+            "compute_version": answers.compute_version(self.backend, told),
             "error_ratio": max(of_all_ranks(self.group, worst)),
         }
 

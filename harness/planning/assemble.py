@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from epcross.harness.backends import computes, loader
+from epcross.harness.backends.answers import WrongBackend
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import MAX_EP_SIZE, MAX_POINTS, point_problems
 from epcross.harness.planning.config import Config
@@ -176,7 +177,7 @@ class Assembler:
         config: BackendConfig = self._library.get("backend", values["backend"])
         try:
             kind = loader.backend_class(config).kind
-        except loader.CannotImport:  # it will be a row `unavailable`
+        except (loader.CannotImport, WrongBackend):  # it will be a row that says so
             kind = BackendKind.LAYER if config.compute else BackendKind.EXCHANGE
         if kind is BackendKind.EXCHANGE:
             return {}
@@ -221,8 +222,8 @@ class Assembler:
     def _resolve_options(self, config: BackendConfig, asked: dict[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
         try:
             defaults = loader.option_defaults(config)
-        except loader.CannotImport:
-            # it will be a row `unavailable`; its options cannot be checked on this machine
+        except (loader.CannotImport, WrongBackend):
+            # it will be a row that says so; its options cannot be checked on this machine
             self._used |= set(asked)
             return tuple(
                 sorted({**config.options, **{k.removeprefix(BACKEND_OPTION): v for k, v in asked.items()}}.items())
@@ -230,7 +231,10 @@ class Assembler:
         known = {key: value for key, value in asked.items() if key.removeprefix(BACKEND_OPTION) in defaults}
         self._used |= set(known)
         options = {**config.options, **{key.removeprefix(BACKEND_OPTION): value for key, value in known.items()}}
-        return tuple(sorted(loader.load(replace(config, options=options)).options.items()))
+        try:
+            return tuple(sorted(loader.load(replace(config, options=options)).options.items()))
+        except WrongBackend:  # as above
+            return tuple(sorted({**defaults, **options}.items()))
 
 
 def placement_of(placement: Placement, model: Model, ep_size: int) -> Placement:

@@ -8,7 +8,7 @@ from typing import Any
 
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.assemble import Assembler, assignments
-from epcross.harness.planning.checks import MAX_EP_SIZE
+from epcross.harness.planning.checks import MAX_EP_SIZE, same_labels
 from epcross.harness.planning.config import Config, resolve
 from epcross.harness.planning.draw import drawn_points
 from epcross.harness.planning.impossible import impossible_points
@@ -34,6 +34,8 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
     else:
         points = () if config.floor_only else tuple(Assembler(config).points(config))
     backends = {name: _with_computes(config, name, points) for name in dict.fromkeys(p.backend for p in points)}
+    if problems := same_labels(backends.values()):
+        raise ConfigError(problems)
     impossible = impossible_points(points, backends, here=config.launcher.name != SLURM)
     return Plan(
         sweep=config.sweep,

@@ -2,14 +2,18 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from epcross.harness.planning.known_issues import issue_problems
 from epcross.harness.planning.schema import MARKERS, BackendConfig, ComputeConfig, Soak
+from epcross.harness.planning.typed import suggest
 from epcross.harness.point import Point, Timing
 from epcross.harness.workload import placement, routing
 from epcross.kernels.formats import row_size
+
+ENGINES = ("vllm", "sglang", "tensorrt_llm", "none")
+"""Serving engines that a backend's file may speak of; none: that none of them selects it."""
 
 MAX_EP_SIZE = 1024
 """Ranks of a group; a guard against EP and expert counts swapped, far above any scale-up domain today."""
@@ -112,7 +116,24 @@ def backend_problems(config: BackendConfig) -> list[str]:
         problems.append("computes is for the plan to fill in; name the usual expert stage with compute: NAME")
     for issue in config.known_issues:
         problems += issue_problems(issue)
+    problems += [
+        f"engines: unknown engine '{name}'{suggest(name, ENGINES)}"
+        for name in config.engines or {}
+        if name not in ENGINES
+    ]
     return problems
+
+
+def same_labels(configs: Iterable[BackendConfig]) -> list[str]:
+    """Labels that several backends have: tables and figures tell them apart by nothing else."""
+    named: dict[str, list[str]] = {}
+    for config in configs:
+        named.setdefault(config.label.strip(), []).append(config.name)
+    return [
+        f"label '{label}' is that of {' and '.join(names)}; give each backend one of its own"
+        for label, names in named.items()
+        if len(names) > 1
+    ]
 
 
 def compute_problems(config: ComputeConfig) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from epcross.harness.backends import loader
+from epcross.harness.backends import answers, loader
 from epcross.harness.backends.base import Backend
 from epcross.harness.planning.plan import Job, Plan
 from epcross.harness.planning.schema import BackendConfig
@@ -227,4 +227,4 @@ def _workspace_bytes(
     key = (point.backend, point.options, point.compute, point.compute_options)
     if key not in backends:
         backends[key] = loader.for_point(configs[point.backend], point)
-    return backends[key].workspace_bytes(point)
+    return answers.workspace_bytes(backends[key], point)

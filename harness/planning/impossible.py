@@ -5,7 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from epcross.harness.backends import loader
+from epcross.harness.backends import answers, loader
+from epcross.harness.backends.answers import FAILURES, WrongBackend
 from epcross.harness.backends.base import Backend
 from epcross.harness.planning.plan import Impossible
 from epcross.harness.planning.schema import BackendConfig
@@ -26,12 +27,13 @@ _ASKED_AT_ONCE = 8
 def impossible_points(
     points: Sequence[Point], configs: Mapping[str, BackendConfig], *, here: bool = True
 ) -> dict[Point, Impossible]:
-    """Why points cannot run. A limit of the backend comes before a missing library: it holds on any machine.
+    """Why points cannot run. A limit of the backend comes before a missing library: it holds on any machine. A backend
+    that breaks the contract costs its own points.
 
     Unless they run `here`, what this machine lacks says nothing: the ranks will ask theirs.
     """
     found: dict[Point, Impossible] = {}
-    instances: dict[tuple[Any, ...], Backend | None] = {}
+    instances: dict[tuple[Any, ...], Backend | WrongBackend | None] = {}
     possible: list[Point] = []
     for point in points:
         key = (point.backend, point.options, point.compute, point.compute_options)
@@ -40,7 +42,13 @@ def impossible_points(
                 instances[key] = loader.for_point(configs[point.backend], point)
             except loader.CannotImport:
                 instances[key] = None  # `unavailable` says so
-        reason = _unsupported(instances[key], point)
+            except WrongBackend as error:
+                instances[key] = error
+        try:
+            reason = _unsupported(instances[key], point)
+        except WrongBackend as error:
+            found[point] = Impossible(point=point, status=Status.ERROR, reason=str(error))
+            continue
         if reason is not None:
             found[point] = Impossible(point=point, status=Status.UNSUPPORTED, reason=reason)
         elif here and point.scope is Scope.SCALE_OUT:
@@ -50,9 +58,9 @@ def impossible_points(
             possible.append(point)
     absent = _absent(possible, configs) if here else {}
     for point in possible:
-        reason = absent.get(_asked(point))
-        if reason is not None:
-            found[point] = Impossible(point=point, status=Status.UNAVAILABLE, reason=reason)
+        why = absent.get(_asked(point))
+        if why is not None:
+            found[point] = Impossible(point=point, status=why[0], reason=why[1])
     return {point: found[point] for point in points if point in found}
 
 
@@ -61,12 +69,24 @@ def _asked(point: Point) -> tuple[Any, ...]:
     return point.backend, point.options, point.compute
 
 
-def _absent(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -> dict[tuple[Any, ...], str | None]:
+_Why = tuple[Status, str] | None
+
+
+def _here(config: BackendConfig, compute: str) -> _Why:
+    """What a backend says of this machine, and what that makes of its points."""
+    try:
+        reason = loader.unavailable(config, compute)
+    except WrongBackend as error:
+        return Status.ERROR, str(error)
+    return None if reason is None else (Status.UNAVAILABLE, reason)
+
+
+def _absent(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -> dict[tuple[Any, ...], _Why]:
     """Why what `points` need cannot be used here, of each once. Other interpreters are asked at the same time: one
     after another takes longer than many a sweep. This one is asked after them, in its own thread: what a library does
     when it is imported need not bear company."""
-    found: dict[tuple[Any, ...], str | None] = {}
-    waiting: dict[tuple[Any, ...], Future[str | None]] = {}
+    found: dict[tuple[Any, ...], _Why] = {}
+    waiting: dict[tuple[Any, ...], Future[_Why]] = {}
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         for point in points:
             key = _asked(point)
@@ -74,15 +94,18 @@ def _absent(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -> di
                 continue
             config = replace(configs[point.backend], options=dict(point.options))
             if loader.asks_another(config):
-                waiting[key] = pool.submit(loader.unavailable, config, point.compute)
+                waiting[key] = pool.submit(_here, config, point.compute)
             else:
-                found[key] = loader.unavailable(config, point.compute)
+                found[key] = _here(config, point.compute)
         return found | {key: each.result() for key, each in waiting.items()}
 
 
-def _unsupported(backend: Backend | None, point: Point) -> str | None:
+def _unsupported(backend: Backend | WrongBackend | None, point: Point) -> str | None:
+    """A limit of the backend. Raises `WrongBackend` where it breaks the contract."""
     if backend is None:
         return None
+    if isinstance(backend, WrongBackend):
+        raise backend
     if point.domain not in backend.domains:
         devices = " or ".join(
             f"device={name}" for domain in sorted(backend.domains) for name in _DEVICES.get(domain, ())
@@ -93,7 +116,17 @@ def _unsupported(backend: Backend | None, point: Point) -> str | None:
         return f"{point.backend} needs all ranks in one domain; scope={point.scope} is for backends that span several"
     if point.scope is Scope.SCALE_OUT and point.domain is Domain.CPU and point.regime is Regime.ENTRY:
         return "regime=entry needs one clock, and nodes have each their own; regime=steady is timed across nodes"
+    asked = "unsupported"
     try:
-        return backend.unsupported(point)
-    except Exception as error:  # one careless adapter must not end the plan
-        return f"its check of the point failed with {type(error).__name__}: {error}"
+        if reason := answers.unsupported(backend, point):
+            return reason
+        asked = "workspace_bytes"
+        answers.workspace_bytes(backend, point)  # what a point needs is asked later, where nobody can be blamed for it
+    except WrongBackend:
+        raise
+    except FAILURES as error:  # one careless adapter must not end the plan
+        raise WrongBackend(
+            f"its check of the point failed: {asked}() raised {answers.failure(error)}; it must "
+            f"return, as {answers.CONTRACT} says"
+        ) from error
+    return None

@@ -31,6 +31,9 @@ LONGEST_REASON = 1000
 _HEADER = re.compile(r"^\s*#\s*@", re.MULTILINE)
 """Hydra's words about a file, such as its package."""
 
+_FILLED_IN = frozenset({"name", "folder", "computes"})
+"""Fields of a backend that come from the place of its file, or from the plan."""
+
 _PROSE = {"notes"}
 """Keys for readers of the file, which no program uses."""
 
@@ -169,7 +172,11 @@ class Library:
         where = f"{group} '{name}' ({self._files[group][name]})"
         if isinstance(data, Mapping):
             data = {key: value for key, value in data.items() if key not in _PROSE}
-            own = {f.name for f in fields(SCHEMAS[group])} & {"name", "folder"}
+            known = [f.name for f in fields(SCHEMAS[group])]
+            own = {"name", "folder"} & set(known)
+            if "folder" in own and "folder" in data:  # as of any key that is none
+                listed = [name for name in known if name not in _FILLED_IN]
+                problems.append(f"{where}: unknown key 'folder'{suggest('folder', listed)}")
             if data.get("name", name) != name:
                 problems.append(f"{where}: name is {data['name']!r}, but the file is called '{name}'; make them equal")
             if "name" in own:
@@ -177,7 +184,8 @@ class Library:
             if "folder" in own:
                 folder = self._files[group][name].parent.parent
                 data["folder"] = str(folder) if folder in self.folders else ""
-        option = build(SCHEMAS[group], data, where, problems)
+        unlisted = _FILLED_IN if group in ("backend", "compute") else ()
+        option = build(SCHEMAS[group], data, where, problems, unlisted)
         wrong = backend_problems(option) if isinstance(option, BackendConfig) else []
         wrong += compute_problems(option) if isinstance(option, ComputeConfig) else []
         wrong += timing_problems(option) if isinstance(option, Timing) else []

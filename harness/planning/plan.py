@@ -21,7 +21,7 @@ class Impossible:
     """A planned point that is not tried: its rows carry this status and reason."""
 
     point: Point
-    status: Status  # UNSUPPORTED or UNAVAILABLE
+    status: Status  # UNSUPPORTED or UNAVAILABLE; ERROR of a backend that breaks the contract
     reason: str
 
 

@@ -6,7 +6,7 @@ Nothing is converted behind the user's back: a string is no number, a boolean is
 import difflib
 import math
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import cache
@@ -75,21 +75,22 @@ def convert(value: Any, annotation: Any) -> Any:
     return _scalar(value, annotation)
 
 
-def build(cls: type[T], data: Any, where: str, problems: list[str]) -> T | None:
+def build(cls: type[T], data: Any, where: str, problems: list[str], unlisted: Collection[str] = ()) -> T | None:
     """An instance of the dataclass `cls` from `data`, or None after adding every problem to `problems`.
 
-    `where` names the place in messages, such as "model 'tiny'".
+    `where` names the place in messages, such as "model 'tiny'"; `unlisted` are fields that nobody writes there.
     """
     before = len(problems)
     prefix = f"{where}: " if where else ""
-    if not isinstance(data, Mapping):
-        problems.append(f"{prefix}is {data!r}, but must be a mapping with {', '.join(field_types(cls))}")
-        return None
     kinds = field_types(cls)
+    listed = [name for name in kinds if name not in unlisted]
+    if not isinstance(data, Mapping):
+        problems.append(f"{prefix}is {data!r}, but must be a mapping with {', '.join(listed)}")
+        return None
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key not in kinds:
-            problems.append(f"{prefix}unknown key '{key}'{suggest(str(key), kinds)}")
+            problems.append(f"{prefix}unknown key '{key}'{suggest(str(key), listed)}")
             continue
         try:
             values[key] = convert(value, kinds[key])

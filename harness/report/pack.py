@@ -2,8 +2,8 @@
 
     <name>/MANIFEST.sha256            as `sha256sum -c` reads it
     <name>/README.md
-    <name>/runs/<run_id>/             run, plan, environment and floor as JSON; rows.parquet and samples.parquet;
-                                      withdrawn.json where rows are withdrawn
+    <name>/runs/<run_id>/             run, plan, environment and floor as JSON; rows.parquet and samples.parquet, and
+                                      their checksums.json; withdrawn.json where rows are withdrawn
     <name>/report/                    the page, Markdown, tables and figures
 
 The same runs and report give the same bytes: names are sorted, and times, owners and modes are fixed.
@@ -21,9 +21,12 @@ import epcross
 from epcross.harness.analysis.material import Material, Run
 from epcross.harness.errors import ConfigError, StoreError
 from epcross.harness.report.page import report_files
+from epcross.harness.storing.checksums import CHECKSUMS_FILE, as_file, sums_of
 from epcross.harness.storing.parquet import ROWS_FILE, SAMPLES_FILE, rows_table
 from epcross.harness.storing.sealed import write_whole
-from epcross.harness.storing.withdrawn import WITHDRAWN_FILE, as_file
+from epcross.harness.storing.table_files import as_parquet
+from epcross.harness.storing.withdrawn import WITHDRAWN_FILE
+from epcross.harness.storing.withdrawn import as_file as withdrawn_as_file
 
 SUFFIX = ".tar.gz"
 MANIFEST = "MANIFEST.sha256"
@@ -114,17 +117,12 @@ def verify_pack(path: Path) -> list[str]:
 
 
 def _run_files(run: Run) -> dict[str, bytes]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     files = {name: (run.directory.path / name).read_bytes() for name in _DOCUMENTS
              if (run.directory.path / name).is_file()}  # fmt: skip
-    for name, table in ((ROWS_FILE, rows_table(run.records)), (SAMPLES_FILE, run.samples)):
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        files[name] = sink.getvalue().to_pybytes()
+    tables = {ROWS_FILE: as_parquet(rows_table(run.records)), SAMPLES_FILE: as_parquet(run.samples)}
+    files |= {**tables, CHECKSUMS_FILE: as_file(sums_of(tables))}
     if run.withdrawn:  # the rows carry the flag, this the reasons
-        files[WITHDRAWN_FILE] = as_file(run.withdrawn)
+        files[WITHDRAWN_FILE] = withdrawn_as_file(run.withdrawn)
     return files
 
 

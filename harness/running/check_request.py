@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.backends import computes, loader
+from epcross.harness.backends.answers import WrongBackend
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.checks import MAX_EP_SIZE
+from epcross.harness.planning.checks import MAX_EP_SIZE, same_labels
 from epcross.harness.planning.library import Library
 from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Device
 from epcross.harness.planning.typed import suggest
@@ -63,6 +64,8 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         problems += filter(None, [library.unknown("backend", name)])
         library.load([("backend", name)], problems)
     config: BackendConfig | None = library.get("backend", name) if name else None
+    if config is not None:
+        problems += _label_problems(config, library)
     device = _device(values.get("device"), config, library, problems)
     ep_size = _whole(values, "ep_size", 2, 1, MAX_EP_SIZE, problems)
     seed = _whole(values, "seed", 0, 0, 10**6, problems)
@@ -82,7 +85,7 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
         config = replace(config, options={**config.options, **asked})
         try:
             options = loader.load(config).options
-        except loader.CannotImport:  # asked again where its own interpreter runs
+        except (loader.CannotImport, WrongBackend):  # asked again where its own interpreter runs
             options = config.options
         except ConfigError as error:
             problems += error.problems
@@ -105,10 +108,18 @@ def read_request(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> Chec
     )
 
 
+def _label_problems(config: BackendConfig, library: Library) -> list[str]:
+    """Whether another backend has its label. What is wrong with the others' files is not this check's."""
+    others = [name for name in library.names("backend") if name != config.name]
+    library.load([("backend", name) for name in others], [])
+    found = [other for name in others if (other := library.get("backend", name)) and other.label == config.label]
+    return same_labels([config, *found])
+
+
 def _kind(config: BackendConfig | None) -> BackendKind:
     if config is None:
         return BackendKind.EXCHANGE
-    with contextlib.suppress(ConfigError, loader.CannotImport):  # told elsewhere
+    with contextlib.suppress(ConfigError, loader.CannotImport, WrongBackend):  # told elsewhere
         return loader.backend_class(config).kind
     return BackendKind.EXCHANGE
 
@@ -142,7 +153,9 @@ def _device(name: str | None, config: BackendConfig | None, library: Library, pr
     if name is None:
         domains: frozenset[Domain] = frozenset()
         if config is not None:
-            with contextlib.suppress(ConfigError, loader.CannotImport):  # what is wrong with it is told elsewhere
+            with contextlib.suppress(
+                ConfigError, loader.CannotImport, WrongBackend
+            ):  # what is wrong with it is told elsewhere
                 domains = loader.backend_class(config).domains
         usual = {Domain.CPU: "cpu", Domain.SHARED_GPU: "cuda_one_launch", Domain.NVLINK: "cuda"}
         name = next((device for domain, device in usual.items() if domain in domains), "cpu")

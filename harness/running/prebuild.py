@@ -118,6 +118,9 @@ def _main() -> int:
     config = BackendConfig.from_json(json.load(sys.stdin))
     try:
         loader.load(config).prebuild()
+    except SystemExit as error:  # whose status could be that of a success
+        sys.stdout.write(f"prebuild() raised SystemExit: {error}\n")
+        return 1
     except (EpcrossError, loader.CannotImport) as error:
         sys.stdout.write(f"{error}\n")
         return 1

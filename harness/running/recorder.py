@@ -13,7 +13,7 @@ from epcross.harness.record import Record, Samples, UnitResult
 from epcross.harness.running.job import Job, Turn
 from epcross.harness.running.progress import ProgressLog
 from epcross.harness.running.verdict import Verdict
-from epcross.harness.storing.rows import failed_records, join_words
+from epcross.harness.storing.rows import failed_records, join_words, readable_problems
 from epcross.harness.storing.run_directory import add_floor, open_run
 from epcross.harness.storing.units import write_unit
 from epcross.harness.terms import Flag, Stage, Status
@@ -79,16 +79,17 @@ class Recorder:
         if verdict is None and result is not None:
             records = tuple(Record(**record) for record in result["records"])
             samples = tuple(Samples(**item) for item in result["samples"])
-            records = tuple(
-                replace(
-                    record,
-                    attempt=attempt,
-                    position=turn.position,
-                    flags=join_words([*record.flags.split(), *marks, *seen, *self._known_issue(turn, record)]),
-                )
-                for record in records
-            )
             try:
+                _must_be_readable(records)
+                records = tuple(
+                    replace(
+                        record,
+                        attempt=attempt,
+                        position=turn.position,
+                        flags=join_words([*record.flags.split(), *marks, *seen, *self._known_issue(turn, record)]),
+                    )
+                    for record in records
+                )
                 return self._store(turn, point_id, records, samples, wall_s, stages_s)
             except StoreError as error:
                 # rows that break their own rules are this unit's failure; a full disk fails again below
@@ -145,6 +146,13 @@ class Recorder:
             failed_stage=bad.failed_stage if bad else None,
         )
         return bad is None
+
+
+def _must_be_readable(records: Iterable[Record]) -> None:
+    """Raises `StoreError` for rows with a value of another type than their columns, whoever put it there."""
+    for record in records:
+        if problems := readable_problems(record):
+            raise StoreError("; ".join(problems))
 
 
 def _sentence(verdict: Verdict | None) -> str | None:

@@ -3,7 +3,7 @@
 import resource
 from pathlib import Path
 
-from epcross.harness.backends import loader
+from epcross.harness.backends import answers, loader
 from epcross.harness.errors import EpcrossError
 from epcross.harness.planning.estimate import free_shm_bytes, needs
 from epcross.harness.planning.plan import Plan
@@ -93,6 +93,7 @@ def _largest_workspace_bytes(request: CheckRequest) -> int:
         shape = backend.contract_shape
         cases = suite(request.kind, request.ep_size, request.config.name, compute=request.compute, shape=shape)
         points = [case.point for case in cases if case.name in names]
-        return max((backend.workspace_bytes(point) for point in points if not backend.unsupported(point)), default=0)
-    except Exception:  # what is wrong with a backend is for its cases to tell
+        taken = [point for point in points if not answers.unsupported(backend, point)]
+        return max((answers.workspace_bytes(backend, point) for point in taken), default=0)
+    except answers.FAILURES:  # what is wrong with a backend is for its cases to tell
         return 0

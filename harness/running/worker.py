@@ -54,7 +54,7 @@ def main() -> None:
 
     try:
         _serve(hello, lines, send, report_stage, flags)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a library that leaves would look like a crash, without a reason
         traceback.print_exc()
         sys.stderr.flush()
         ending, reason = _explain(error, hello["rank"])
@@ -70,6 +70,7 @@ def _serve(
     report_stage: Callable[[Any], None],
     flags: list[str],
 ) -> None:
+    from epcross.harness.backends import answers
     from epcross.harness.point import Point, Timing, Unit
     from epcross.harness.running.group import StoreGroup
     from epcross.harness.running.rendezvous import Address
@@ -109,7 +110,7 @@ def _serve(
         unit = Unit(point=Point.from_json(request["unit"]["point"]), launch=request["unit"]["launch"])
         backend = make_backend(unit.point)
         # asked together: a rank that goes on alone would wait for the others
-        refused = backend.unsupported(unit.point) or backend.refused_here(unit.point)
+        refused = answers.unsupported(backend, unit.point) or answers.refused_here(backend, unit.point)
         refusals = group.all_gather((refused or "").encode())
         refusal = next((r.decode() for r in refusals if r), None)
         if refusal:
@@ -135,12 +136,12 @@ def _context(hello: dict[str, Any]) -> Any:
 
 def _backend_factory(config: dict[str, Any]) -> tuple[Callable[[Any], Any], str | None]:
     """What makes the backend of a point, and why it cannot be used here, if so."""
-    from epcross.harness.backends import loader
+    from epcross.harness.backends import answers, loader
     from epcross.harness.planning.schema import BackendConfig
 
     parsed = BackendConfig.from_json(config)
     try:
-        reason = loader.load(parsed).unavailable()
+        reason = answers.unavailable(loader.load(parsed))
     except loader.CannotImport as error:
         reason = str(error)
     return (lambda point: loader.for_point(parsed, point)), reason
@@ -167,7 +168,8 @@ def _resolve(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _explain(error: Exception, rank: int) -> tuple[str, str]:
+def _explain(error: BaseException, rank: int) -> tuple[str, str]:
+    from epcross.harness.backends.answers import failure
     from epcross.harness.errors import EpcrossError, GroupError, WaitExpired
 
     if isinstance(error, GroupError):
@@ -176,7 +178,7 @@ def _explain(error: Exception, rank: int) -> tuple[str, str]:
         return "wait", str(error)
     if isinstance(error, EpcrossError):
         return "error", str(error)
-    return "error", f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return "error", failure(error)
 
 
 def _bind(core: int | None) -> list[str]:

@@ -4,7 +4,6 @@
 run_id, point_id, phase, repeat, rank, iteration, value_us.
 """
 
-import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -15,26 +14,27 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from epcross.harness.errors import StoreError
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, UnitResult
-from epcross.harness.storing.regular_file import open_regular
-from epcross.harness.storing.rows import CLOSED_LISTS
+from epcross.harness.storing.checksums import CHECKSUMS_FILE, as_file, sums_of
+from epcross.harness.storing.planned_rows import plan_problems
+from epcross.harness.storing.regular_file import read_regular
 from epcross.harness.storing.run_directory import RunDirectory, open_run
 from epcross.harness.storing.sealed import write_whole
+from epcross.harness.storing.table_files import ROWS_FILE, SAMPLES_FILE, TABLES, mend, read_table, write_tables
+from epcross.harness.storing.table_rules import table_problems
 from epcross.harness.storing.units import read_stored_units, read_units
 from epcross.harness.storing.withdrawn import Withdrawal, flags_beside, withdrawn_beside
-from epcross.harness.terms import Status
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROWS_FILE = "rows.parquet"
-SAMPLES_FILE = "samples.parquet"
 NAMED = 3
 """Damaged units that one warning names; the others are counted."""
 
+_PLACE = ("run_id", "backend", "regime")
+_APART = "\0"
 _ARROW_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
 
@@ -99,22 +99,20 @@ def compact(run: RunDirectory) -> tuple[Path, Path]:
     return run.path / ROWS_FILE, run.path / SAMPLES_FILE
 
 
-def write_tables(folder: Path, rows: pa.Table, samples: pa.Table) -> None:
-    """Put both tables in `folder`. Samples first: rows say what a folder holds, so they come when all is there.
+def write_checksums(folder: Path) -> Path:
+    """Put the checksums of the tables in `folder` beside them, as they stand there; the path of the file.
 
     Raises:
-        StoreError: they cannot be written; each file is the old one or the new one, whole.
+        StoreError: a table is not there or damaged, holds what no run leaves, or the file cannot be written.
     """
+    read_stored_rows(folder)
+    read_samples_table(folder)
+    path = folder / CHECKSUMS_FILE
     try:
-        for name, table in ((SAMPLES_FILE, samples), (ROWS_FILE, rows)):
-            sink = pa.BufferOutputStream()
-            pq.write_table(table, sink, compression="zstd")
-            write_whole(folder / name, sink.getvalue().to_pybytes())
+        write_whole(path, as_file(sums_of({name: read_regular(folder / name) for name in TABLES})))
     except OSError as error:
-        raise StoreError(
-            f"cannot write tables to {folder}: {error.strerror}. What they are made from is untouched; "
-            "free space or make the folder writable, and try again"
-        ) from error
+        raise StoreError(f"cannot write {path}: {error.strerror}. Make {folder} writable") from error
+    return path
 
 
 def read_rows_table(path: Path) -> pa.Table:
@@ -127,11 +125,13 @@ def read_rows_table(path: Path) -> pa.Table:
     if _has_units(path):
         return rows_table(record for result in _whole_units(open_run(path)) for record in result.records)
     rows, file = read_stored_rows(path), _file_of(path, ROWS_FILE)
-    places = list(zip(*(rows[name].to_pylist() for name in ("run_id", "backend", "regime")), strict=True))
-    flags = flags_beside(file, places, rows["flags"].to_pylist(), whole=file.name == ROWS_FILE)
+    kinds = pc.binary_join_element_wise(*(rows[name] for name in (*_PLACE, "flags")), _APART)
+    kinds = kinds.combine_chunks().dictionary_encode()  # a table has thousands of rows and dozens of these
+    each = [tuple(kind.split(_APART)) for kind in kinds.dictionary.to_pylist()]
+    told = flags_beside(file, [kind[:3] for kind in each], [kind[3] for kind in each], whole=file.name == ROWS_FILE)
     number = rows.schema.get_field_index("flags")
     field = rows.schema.field(number)
-    return rows.set_column(number, field, pa.array(flags, field.type))
+    return rows.set_column(number, field, pa.array(told, field.type).take(kinds.indices))
 
 
 def read_withdrawn_of(path: Path) -> tuple[Withdrawal, ...]:
@@ -147,37 +147,25 @@ def read_stored_rows(path: Path) -> pa.Table:
     """The rows of a folder of tables or a parquet file as they stand there, withdrawn or not.
 
     Raises:
-        StoreError: there are no rows, they are damaged or of a newer schema.
+        NothingThere: there is no such file.
+        StoreError: it holds no rows, was changed, is damaged or of a newer schema.
     """
-    table = _read_parquet(_file_of(path, ROWS_FILE))
-    if "schema_version" not in table.column_names:
-        raise StoreError(f"{path} holds no rows: it has no column schema_version. Give a run directory or {ROWS_FILE}")
-    versions = table["schema_version"].to_pylist()
-    newest = max(versions, default=SCHEMA_VERSION)
-    if newest > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has rows of schema version {newest}; this epcross reads up to {SCHEMA_VERSION}. "
-            "Install a newer epcross to read it"
-        )
-    oldest = min(versions, default=SCHEMA_VERSION)
-    for column in fields(Record):
-        if column.metadata["since"] > oldest and column.name not in table.column_names:
-            table = table.append_column(column.name, pa.nulls(len(table), ROWS_SCHEMA.field(column.name).type))
-    table = _with_schema(table, ROWS_SCHEMA, path)
-    _require_right(table, path)
-    return table
+    file = _file_of(path, ROWS_FILE)
+    return read_table(file, lambda table: _rows_of(table, file))
 
 
 def read_samples_table(path: Path) -> pa.Table:
     """The samples at `path`: a run directory (its units), a folder of tables or a parquet file.
 
     Raises:
-        StoreError: there are no samples or they are damaged.
+        NothingThere: there is no such file.
+        StoreError: it holds no samples, was changed or is damaged.
     """
     if _has_units(path):
         run = open_run(path)
         return samples_table(run.run_id, _whole_units(run))
-    return _with_schema(_read_parquet(_file_of(path, SAMPLES_FILE)), SAMPLES_SCHEMA, path)
+    file = _file_of(path, SAMPLES_FILE)
+    return read_table(file, lambda table: _with_schema(table, SAMPLES_SCHEMA, file))
 
 
 def load_rows(paths: Path | Sequence[Path]) -> "pd.DataFrame":
@@ -226,23 +214,30 @@ def _words(words: list[str], lengths: np.ndarray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(indices, pa.array(distinct, pa.string()))
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    try:
-        os.close(open_regular(path, os.O_RDONLY))
-    except FileNotFoundError:
+def _rows_of(table: pa.Table, file: Path) -> pa.Table:
+    """What a file of rows holds, in `ROWS_SCHEMA`; rows of an older schema have nulls in the columns they lack.
+
+    Raises:
+        StoreError: it holds no rows, rows of a newer schema, or rows that no run leaves.
+    """
+    if "schema_version" not in table.column_names or not pa.types.is_integer(table["schema_version"].type):
         raise StoreError(
-            f"{path} does not exist. Give a run directory, or a folder or file that `merge` made"
-        ) from None
-    except OSError as error:
+            f"{file} holds no rows: it has no column schema_version of integers. Give a run directory or {ROWS_FILE}"
+        )
+    versions = pc.min_max(table["schema_version"]).as_py()
+    oldest, newest = (SCHEMA_VERSION if one is None else one for one in (versions["min"], versions["max"]))
+    if newest > SCHEMA_VERSION:
         raise StoreError(
-            f"{path} cannot be read: {error.strerror}. Give a run directory, or a folder or file that `merge` made"
-        ) from error
-    try:
-        return pq.ParquetFile(path, page_checksum_verification=True).read()
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(
-            f"{path} is damaged or no parquet file ({error}). Make it again from the run directory's units"
-        ) from error
+            f"{file} has rows of schema version {newest}; this epcross reads up to {SCHEMA_VERSION}. "
+            "Install a newer epcross to read it"
+        )
+    for column in fields(Record):
+        if column.metadata["since"] > oldest and column.name not in table.column_names:
+            table = table.append_column(column.name, pa.nulls(len(table), ROWS_SCHEMA.field(column.name).type))
+    table = _with_schema(table, ROWS_SCHEMA, file)
+    if problems := table_problems(table) or plan_problems(table, file):
+        raise StoreError(f"{file} was changed: {'; '.join(problems)}. {mend(file)}")
+    return table
 
 
 def _with_schema(table: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
@@ -253,21 +248,3 @@ def _with_schema(table: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
         return table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise StoreError(f"{path} has columns of other types than this epcross: {error}") from error
-
-
-def _require_right(table: pa.Table, path: Path) -> None:
-    """Refuse rows that no run leaves: a parquet file has no seal, and a wrong number in it would be a wrong result.
-
-    Raises:
-        StoreError: an ok row without a latency above 0, or a word outside a closed list.
-    """
-    problems = []
-    ok, latency_us = pc.equal(table["status"], Status.OK), table["latency_us"]
-    timed = pc.fill_null(pc.and_(pc.is_finite(latency_us), pc.greater(latency_us, 0)), False)
-    if wrong := pc.sum(pc.and_(ok, pc.invert(timed))).as_py():
-        problems.append(f"{wrong} rows are ok without a latency above 0")
-    for name, words in CLOSED_LISTS.items():
-        unknown = sorted(set(pc.unique(table[name]).to_pylist()) - {*words, None})
-        problems += [f"{name} is {unknown[0]!r}, where only {', '.join(words)} are allowed"] if unknown else []
-    if problems:
-        raise StoreError(f"{path} was changed: {'; '.join(problems)}. Make it again from the run directory's units")

@@ -63,6 +63,12 @@ def append_regular(path: Path) -> BinaryIO:
     return os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
+def seats(path: Path) -> list[Path]:
+    """`path`, and what it leads to if that lies in another folder: what is said beside either counts."""
+    target = path.resolve()
+    return [path] if path.parent.resolve() == target.parent else [path, target]
+
+
 def _not_regular(path: Path, mode: int) -> NotRegular:
     kind = _KINDS.get(stat.S_IFMT(mode), "something else")
     return NotRegular(errno.EINVAL, f"it is {kind}, and a regular file belongs there", str(path))

@@ -122,7 +122,7 @@ def failed_records(
     Raises:
         ValueError: the status is ok, or the reason is empty.
     """
-    sentence = " ".join(reason.split())
+    sentence = " ".join(reason.split()).encode(errors="replace").decode()  # it may quote a file name of no encoding
     if status is Status.OK or not sentence:
         raise ValueError(f"a failed row needs a status other than ok and a reason, not {status!r} and {reason!r}")
     base = replace(
@@ -144,6 +144,15 @@ def join_words(words: Iterable[str]) -> str:
 def canonical_json(values: Mapping[str, object]) -> str:
     """The one JSON text of these values: sorted keys, no blanks."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def is_timed(phase: str, regime: str, kind: str | None) -> bool:
+    """Whether `phase` is timed in this regime of backends of this kind; rows from before there were others have none.
+
+    Raises:
+        ValueError: a word is in no list.
+    """
+    return Phase(phase) in PHASES[BackendKind(kind or BackendKind.EXCHANGE)][Regime(regime)]
 
 
 def _kind(record: Record) -> BackendKind:
@@ -179,7 +188,9 @@ CLOSED_LISTS: Mapping[str, type[StrEnum]] = {
 }
 """Columns that hold one word of a closed list."""
 
-_CLOSED_WORDS: dict[str, type[StrEnum]] = {"flags": Flag, "boundary": Boundary}
+CLOSED_WORDS: Mapping[str, type[StrEnum]] = {"flags": Flag, "boundary": Boundary}
+"""Columns that hold words of a closed list, sorted, once each, joined by a space."""
+
 _LATENCY = ("latency_us", "latency_min_us", "latency_max_us", "estimator")
 _REQUIRED = ("run_id", "point_id", "backend", "model", "measure_hash", "machine", "allocation_id")
 _TYPES: dict[str, tuple[type, ...]] = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Record).items()}
@@ -227,7 +238,7 @@ def _closed_list_problems(record: Record) -> list[str]:
         value = getattr(record, name)
         if value is not None and value not in set(words):
             problems.append(f"{name} is {value!r}; allowed: {', '.join(words)}")
-    for name, words in _CLOSED_WORDS.items():
+    for name, words in CLOSED_WORDS.items():
         value = getattr(record, name) or ""
         unknown = sorted(set(value.split()) - set(words))
         if unknown:
@@ -236,7 +247,7 @@ def _closed_list_problems(record: Record) -> list[str]:
             problems.append(f"{name} is {value!r}; its words must be sorted, once each, joined by one space")
     if problems:
         return problems
-    if Phase(record.phase) not in PHASES[_kind(record)][Regime(record.regime)]:
+    if not is_timed(record.phase, record.regime, record.kind):
         kind = "" if _kind(record) is BackendKind.EXCHANGE else f", of kind {_kind(record)}"
         problems.append(f"phase {record.phase} is not timed in regime {record.regime}{kind}")
     return problems

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import epcross
-from epcross.harness.errors import StoreError
+from epcross.harness.errors import NothingThere, StoreError
 from epcross.harness.record import SCHEMA_VERSION
 from epcross.harness.storing.environment import as_stored
 from epcross.harness.storing.run_owner import take
@@ -120,10 +120,11 @@ def open_run(path: Path) -> RunDirectory:
     """The run at `path`, for reading; `claim` it before writing.
 
     Raises:
-        StoreError: it is no run folder, was written by a newer epcross, or its plan is missing or damaged.
+        NothingThere: it is no run folder.
+        StoreError: it was written by a newer epcross, or its plan is missing or damaged.
     """
     if not (path / "run.json").exists():
-        raise StoreError(
+        raise NothingThere(
             f"{path} is not a run directory: it has no run.json. Give the path that `epcross run` printed, "
             "such as results/runs/<run_id>"
         )

@@ -4,7 +4,7 @@ Nothing else writes results. A finished unit is one atomic file; tables are deri
 """
 
 from epcross.harness.storing.merge import MergeSummary, merge
-from epcross.harness.storing.parquet import compact, load_rows, load_samples
+from epcross.harness.storing.parquet import compact, load_rows, load_samples, write_checksums
 from epcross.harness.storing.run_directory import RunDirectory, create_run, open_run, read_floor, write_floor
 from epcross.harness.storing.run_owner import claim, owner_of, release
 from epcross.harness.storing.units import (
@@ -42,6 +42,7 @@ __all__ = [
     "release",
     "set_aside_damaged",
     "start_unit",
+    "write_checksums",
     "write_floor",
     "write_unit",
 ]

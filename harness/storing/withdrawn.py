@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import StoreError
-from epcross.harness.storing.regular_file import read_regular
+from epcross.harness.storing.regular_file import read_regular, seats
 from epcross.harness.terms import Flag
 
 WITHDRAWN_FILE = "withdrawn.json"
@@ -68,7 +68,7 @@ def withdrawn_beside(path: Path) -> tuple[Withdrawal, ...]:
     Raises:
         StoreError: as `read_withdrawn`.
     """
-    return tuple(dict.fromkeys(entry for seat in _seats(path) for entry in read_withdrawn(seat.parent)))
+    return tuple(dict.fromkeys(entry for seat in seats(path) for entry in read_withdrawn(seat.parent)))
 
 
 def flags_beside(path: Path, places: Sequence[Place], flags: Sequence[str], *, whole: bool) -> list[str]:
@@ -83,7 +83,7 @@ def flags_beside(path: Path, places: Sequence[Place], flags: Sequence[str], *, w
         StoreError: as `read_withdrawn`, or an entry names what no row has.
     """
     gone: set[Place] = set()
-    for seat in _seats(path):
+    for seat in seats(path):
         entries = read_withdrawn(seat.parent)
         if whole:
             _require_rows(entries, places, seat.parent / WITHDRAWN_FILE)
@@ -99,12 +99,6 @@ def with_known_issue(flags: str) -> str:
 def as_file(withdrawn: Iterable[Withdrawal]) -> bytes:
     """What `read_withdrawn` reads these entries from."""
     return (json.dumps([asdict(entry) for entry in withdrawn], indent=2) + "\n").encode()
-
-
-def _seats(path: Path) -> list[Path]:
-    """`path`, and what it leads to if that lies in another folder."""
-    target = path.resolve()
-    return [path] if path.parent.resolve() == target.parent else [path, target]
 
 
 def _require_rows(entries: Iterable[Withdrawal], places: Sequence[Place], file: Path) -> None:

@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from epcross.harness.backends.base import Backend, Bytes, Description, Group, Shard
+from epcross.harness.backends import answers
+from epcross.harness.backends.base import Backend, Bytes, Group, Shard
 from epcross.harness.errors import GroupError
 from epcross.harness.verification.cases import Case
 from epcross.harness.verification.verify import Checker, Mismatch
@@ -47,7 +48,8 @@ class _Broken(Exception):
 def refusal(make: Callable[[], Backend], case: Case) -> str | None:
     """Why the backend does not take the case (absent here, or a limit of its own); None if it does."""
     backend = make()
-    return backend.unavailable() or backend.unsupported(case.point) or backend.refused_here(case.point)
+    point = case.point
+    return answers.unavailable(backend) or answers.unsupported(backend, point) or answers.refused_here(backend, point)
 
 
 def run_case(
@@ -106,9 +108,7 @@ class Visit:
     def run(self) -> None:
         """The whole visit but its close. Raises what ends it."""
         backend = self.backend
-        needed = self.call("workspace_bytes", lambda: backend.workspace_bytes(self.point))
-        if needed < 0:
-            raise self.failed(f"workspace_bytes gave {needed}; it must be 0 or more")
+        self.call("workspace_bytes", lambda: answers.workspace_bytes(backend, self.point))
         batches = [self.batch(self.case.payloads[0], 0, index) for index in range(SETS)]
         self.prepare(batches)
         for seed, payload in enumerate(self.case.payloads, start=1):
@@ -121,9 +121,7 @@ class Visit:
             batches = [self.batch(payload, seed + 100, index) for index in range(SETS)]
             self.refill(batches)
             self.round(batches[1])
-        described = self.call("describe", backend.describe)
-        if not isinstance(described, Description) or not described.version:
-            raise self.failed(f"describe gave {described!r}; it must be a Description with a version")
+        self.call("describe", lambda: answers.described(backend))
         for what, array, kept in self.copies:
             if array.tobytes() != kept:
                 raise self.failed(f"{what} returned a view: its contents changed in a later round; return a copy")
@@ -196,8 +194,10 @@ class Visit:
             return action()
         except GroupError as error:
             raise self.broken(f"{stage} stopped: {error}") from error
-        except Exception as error:
-            raise self.failed(f"{stage} raised {type(error).__name__}: {error}") from error
+        except answers.WrongBackend as error:
+            raise self.failed(str(error)) from error
+        except answers.FAILURES as error:
+            raise self.failed(f"{stage} raised {answers.failure(error)}") from error
 
     def agree(self, found: Mismatch | None, where: str = "") -> None:
         """Return if no rank found anything; also a barrier."""
@@ -228,6 +228,6 @@ class Visit:
                 self.backend.close()
             except GroupError as error:
                 return [] if failed else self.broken(f"close stopped: {error}").problems
-            except Exception as error:
-                return self.broken(f"the {time} close raised {type(error).__name__}: {error}").problems
+            except answers.FAILURES as error:
+                return self.broken(f"the {time} close raised {answers.failure(error)}").problems
         return []

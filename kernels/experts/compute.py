@@ -10,7 +10,7 @@ fresh tensors from every dispatch; within a graph their addresses are those of t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -32,6 +32,10 @@ class ExpertCompute(ABC):
     """The experts of one rank. Options are keyword arguments of the constructor."""
 
     name: ClassVar[str]
+
+    def option_problems(self) -> Sequence[str]:
+        """Which options no machine and no shape could serve, each as "NAME=VALUE must be ...". Never raises."""
+        return ()
 
     @abstractmethod
     def unavailable(self) -> str | None:

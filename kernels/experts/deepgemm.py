@@ -39,6 +39,11 @@ class DeepGemm(ExpertCompute):
         """`form` of the products for rank-major rows: masked, contiguous, or auto."""
         self._form = form
 
+    def option_problems(self) -> list[str]:
+        """See `ExpertCompute`."""
+        known = self._form in _FORMS
+        return [] if known else [f"form={self._form} must be {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"]
+
     def unavailable(self) -> str | None:
         """Needs deep_gemm, which needs a CUDA toolkit at run time, and Triton."""
         if reason := triton_missing():
@@ -56,8 +61,8 @@ class DeepGemm(ExpertCompute):
         if found := shape.problems():
             return found[0]
         pair = (shape.row_format, shape.weight_format)
-        if self._form not in _FORMS:
-            return f"form={self._form} must be {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
+        if found := self.option_problems():
+            return found[0]
         if layout is Layout.EXPERT_MAJOR and shape.capacity_rows % MASKED_ROWS_MULTIPLE:
             return (
                 f"capacity_rows={shape.capacity_rows} of each expert is not a multiple of {MASKED_ROWS_MULTIPLE}: its"

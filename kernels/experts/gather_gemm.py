@@ -114,6 +114,16 @@ class GatherGemm(ExpertCompute):
         given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
         self._asked = {name: int(value) for name, value in given.items() if value}
 
+    def option_problems(self) -> list[str]:
+        """See `ExpertCompute`."""
+        found = []
+        for name, value in self._asked.items():
+            if value not in ALLOWED[name]:
+                several = "one of " if len(ALLOWED[name]) > 1 else ""
+                words = ", ".join(map(str, ALLOWED[name]))
+                found.append(f"{name}={value} must be {several}{words}, or 0 for its default")
+        return found
+
     def unavailable(self) -> str | None:
         """Needs Triton and compute capability 9.0."""
         return triton_missing()
@@ -124,10 +134,8 @@ class GatherGemm(ExpertCompute):
             return found[0]
         if layout is not Layout.RANK_MAJOR:
             return f"reads rank-major rows in place, not {layout} ones"
-        for name, value in self._asked.items():
-            if value not in ALLOWED[name]:
-                several = "one of " if len(ALLOWED[name]) > 1 else ""
-                return f"{name}={value} must be {several}{', '.join(map(str, ALLOWED[name]))}, or 0 for its default"
+        if found := self.option_problems():
+            return found[0]
         if (shape.row_format, shape.weight_format) not in _PAIRS:
             return (
                 f"serves bf16 rows with bf16 weights and fp8 with fp8, not {shape.row_format} rows with"

@@ -166,6 +166,6 @@ def test_bad_requests_are_told_apart(epcross: Epcross) -> None:
     assert "--resume goes on with the plan of the run, so it takes no overrides" in err
     for arguments in (("run", "--resume"), ("status",), ("cancel",)):
         code, _, err = epcross(*arguments, str(epcross.folder))
-        assert code == 1
+        assert code == 2
         assert "is not a run directory: it has no run.json" in err
     assert list(epcross.folder.iterdir()) == []

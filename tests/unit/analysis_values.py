@@ -13,7 +13,7 @@ from epcross.harness.point import Point
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import rows_table, samples_table, write_tables
 from epcross.harness.storing.rows import base_record
-from epcross.harness.terms import Phase, Regime
+from epcross.harness.terms import Phase, Regime, Status
 
 Curve = Callable[[int], float]
 
@@ -23,7 +23,8 @@ def point(backend: str, tokens: int, *, regime: Regime = Regime.STEADY, ep_size:
 
 
 def record(of: Point, latency_us: float = 10.0, phase: Phase = Phase.ROUND_TRIP, **columns: object) -> Record:
-    """An ok row of `of`, with counts as if every token had both choices on different ranks, one of them its own."""
+    """A row of `of`, ok unless `columns` say otherwise, with counts as if every token had both choices
+    on different ranks, one of them its own."""
     tokens = sum(of.tokens)
     counted = replace(
         base_record(of, CONTEXT),
@@ -35,7 +36,10 @@ def record(of: Point, latency_us: float = 10.0, phase: Phase = Phase.ROUND_TRIP,
         pairs_sum=2 * tokens,
         pairs_remote_sum=tokens,
     )
-    return replace(ok(counted, latency_us), **columns)
+    told = replace(ok(counted, latency_us), **columns)
+    if told.status == Status.OK:
+        return told
+    return replace(told, latency_us=None, latency_min_us=None, latency_max_us=None, estimator=None)
 
 
 def write(folder: Path, records: Sequence[Record]) -> Path:

@@ -66,6 +66,9 @@ def test_runs_of_the_folder_are_found_and_named(elsewhere: Path, capsys: pytest.
     assert cli(["claims"]) == 3
     assert "judged by 0 rows of domain nvlink in run-a" in capsys.readouterr().out
     assert cli(["claims", "results/measured/a"]) == 3
+    write(elsewhere / "empty", [])
+    assert cli(["claims", "empty"]) == 3
+    assert "judged by no row: the runs that were given hold none" in capsys.readouterr().out
     assert cli(["claims", "results"]) == 2
     assert "results holds no run" in capsys.readouterr().err
     assert cli(["claims", "nowhere"]) == 2
@@ -87,6 +90,7 @@ def test_a_run_on_nvlink_is_judged(elsewhere: Path, capsys: pytest.CaptureFixtur
     folder = write(elsewhere / "merged", [replace(row, run_id=run.name) for row in rows])
     (folder / "runs").mkdir()
     run.rename(folder / "runs" / run.name)
+    (folder / "runs" / run.name / "plan.json").write_bytes(seal({}))  # that of the folder has other points
     _name_gpus(folder / "runs" / run.name, "NVIDIA H200")
     assert cli(["claims", "merged", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -156,6 +156,27 @@ def test_a_subject_can_be_one_of_several_options(tmp_path: Path) -> None:
     assert find(rows.assign(options=options), "a", "b").iloc[0]["state"] == "crossed"
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        (
+            1,
+            2,
+            "1 is no subject; give the name of a backend, such as 'shm_fence', or a mapping with values of backend, ",
+        ),
+        ("a", None, "None is no subject"),
+        ("", "b", "'' is no subject"),
+        ("a", {}, "{} is no subject"),
+        ("a", "a", "both subjects are a, and nothing can be said of one beside itself; name two"),
+        ("a", {"backend": "a"}, "both subjects are a, and nothing can be said of one beside itself; name two"),
+    ],
+)
+def test_two_subjects_are_needed(tmp_path: Path, a, b, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find(pair(tmp_path), a, b)
+    assert words in str(caught.value)
+
+
 def test_domains_are_not_set_against_each_other_unless_told(tmp_path: Path) -> None:
     rows = pair(tmp_path)
     apart = rows.assign(domain=rows["domain"].where(rows["backend"] == "a", "nvlink"))

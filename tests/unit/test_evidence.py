@@ -15,6 +15,7 @@ from epcross.harness.analysis.evidence_text import caption, versions
 from epcross.harness.analysis.evidence_versions import elsewhere
 from epcross.harness.errors import EpcrossError, StoreError
 from epcross.harness.record import Record
+from epcross.harness.storing.checksums import read_sums
 from epcross.harness.storing.store import create_run, load_rows, load_samples, release, write_floor, write_unit
 from epcross.harness.terms import Flag, Regime
 
@@ -104,6 +105,7 @@ def test_a_page_says_what_the_rows_say(root: Path, tmp_path: Path) -> None:
     assert not (committed / "units").exists()
     assert len(load_rows(committed)) == len(load_rows(run)) == 128
     assert len(load_samples(committed)) == len(load_samples(run)) > 0
+    assert (read_sums(committed) or {}).keys() == {"rows.parquet", "samples.parquet"}
 
 
 @pytest.mark.parametrize("change", ["number", "figure", "row"])

@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from report_runs import make_run, points
 
@@ -15,7 +16,9 @@ from epcross.harness.analysis.cells import cells
 from epcross.harness.errors import ConfigError, StoreError
 from epcross.harness.report import pack
 from epcross.harness.report.pack import MANIFEST, verify_pack
+from epcross.harness.storing.checksums import CHECKSUMS_FILE
 from epcross.harness.storing.store import load_rows, load_samples
+from epcross.harness.storing.table_files import TABLES
 from epcross.harness.terms import Regime
 
 Files = dict[str, bytes]
@@ -53,7 +56,7 @@ def test_it_holds_the_run_the_report_and_a_checksum_of_each(run: Path, archive: 
     files = read(archive)
     names = {name.removeprefix("evidence/") for name in files}
     documents = ("run.json", "plan.json", "environment.json", "floor.json")
-    inside = {f"runs/{run.name}/{name}" for name in (*documents, "rows.parquet", "samples.parquet")}
+    inside = {f"runs/{run.name}/{name}" for name in (*documents, *TABLES, CHECKSUMS_FILE)}
     assert names >= inside | {
         "README.md",
         MANIFEST,
@@ -67,6 +70,19 @@ def test_it_holds_the_run_the_report_and_a_checksum_of_each(run: Path, archive: 
     assert all(hashlib.sha256(files[f"evidence/{name}"]).hexdigest() == digest for name, digest in listed.items())
     assert files[f"evidence/runs/{run.name}/plan.json"] == (run / "plan.json").read_bytes()
     assert verify_pack(archive) == []
+
+
+def test_an_unpacked_run_reads_and_is_not_to_be_edited(run: Path, archive: Path, tmp_path: Path):
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    folder = tmp_path / "unpacked" / "evidence" / "runs" / run.name
+    assert len(load_rows(folder)) == len(load_rows(run))
+    rows = folder / "rows.parquet"
+    pq.write_table(pq.read_table(rows), rows, compression="gzip")
+    with pytest.raises(StoreError, match=rf"was changed since .* where {folder / CHECKSUMS_FILE} allows"):
+        load_rows(folder)
+    with pytest.raises(StoreError, match="was changed since"):
+        material.load([folder])
 
 
 def test_the_same_content_gives_the_same_bytes(run: Path, archive: Path, tmp_path: Path):

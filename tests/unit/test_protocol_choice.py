@@ -189,12 +189,30 @@ def test_the_command_writes_the_file_and_keeps_other_settings(tmp_path: Path, ca
     assert (left["run_id"], left["of"]["ep_size"]) == (TWO_GPUS.name, 2)
     assert cli.run(["crossover", str(TWO_GPUS), str(TWO_GPUS)]) == 2
     assert f"run {TWO_GPUS.name} is given 2 times" in capsys.readouterr().err
-    path.write_text("{}")  # somebody's other file is not written over
-    assert cli.run(["crossover", str(TWO_GPUS), "--save", str(path)]) == 1
-    assert "is no crossover file" in capsys.readouterr().err
-    assert path.read_text() == "{}"
     assert cli.run(["crossover", str(TWO_GPUS), "--save", str(tmp_path / "none" / "file.json")]) == 1
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "it is no object with a list of entries under 'crossovers'"),
+        ("[]", "it is no object with a list of entries under 'crossovers'"),
+        ('{"crossovers": [{"machine": "m"}]}', "it is no object with a list of entries under 'crossovers'"),
+        ("", "Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_somebodys_other_file_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+):
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    assert cli.run(["crossover", str(TWO_GPUS), "--save", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert f"--save {path}: this file holds no crossovers ({why}), so it is left as it is; name another file" in error
+    assert "Error" not in error
+    assert "protocol=" not in error
+    assert path.read_text() == text
 
 
 def reasons(monkeypatch: pytest.MonkeyPatch, *words: str) -> set[str]:
