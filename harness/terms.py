@@ -97,7 +97,8 @@ class Status(StrEnum):
 
 
 class Flag(StrEnum):
-    """Marks beside the status. Flagged rows stay; headlines leave them out and say so."""
+    """Marks beside the status. Flagged rows stay; headlines leave them out and say so, but for `within_launch`, which
+    alone keeps no row out: captions say it."""
 
     OVERSUBSCRIBED = "oversubscribed"  # more ranks than cores
     UNPINNED = "unpinned"  # a rank could not be bound to a core of its own

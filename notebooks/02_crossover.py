@@ -113,6 +113,16 @@ pd.concat(found)[["margin", "state", "estimate", "low", "high", "faster_below", 
                   "reason"]].round(2)  # fmt: skip
 
 # %% [markdown]
+# ## Ours against every peer
+#
+# The newest run in which all exchanges took turns on two GPUs: where each of ours and each other exchange change the
+# lead, with BF16 rows (`scenes[1]` has FP8). White is what the launches at hand do not tell.
+
+# %%
+scenes = plots.load(sorted(MEASURED.glob("*-baselines_nvlink-*"))[-1])
+plots.crossings_of(scenes[0], "onesided_sentinel", "onesided_fence")
+
+# %% [markdown]
 # ## One GPU that holds all ranks
 #
 # No NVLink is crossed, and one memory serves everybody, so that EP 2 to 64 fit on a single GPU: who pays for moving

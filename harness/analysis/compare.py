@@ -3,9 +3,10 @@
 A verdict needs the same point and phase on both sides, under conditions that make latencies comparable. `slower` and
 `faster` are called only if the medians differ by more than the margin and the 95 % interval of their ratio leaves 1
 out, `equal` only if the whole interval lies within the margin; what is left is `unclear`, never a silent pass. With
-fewer than `CALLING_LAUNCHES` launches or `MIN_TRIALS` trials on a side nothing is called (`resample` says why). Of many
-points that did not change, up to 5 % may be called changed by chance, and launches of one run do not see what changes
-between runs (other load, another clock): take both runs in the same hour.
+fewer than `CALLING_LAUNCHES` launches or `MIN_TRIALS` trials on a side nothing is called (`resample` says why). Flagged
+rows are left out, but for those flagged `within_launch` alone. Of many points that did not change, up to 5 % may be
+called changed by chance, and launches of one run do not see what changes between runs (other load, another clock): take
+both runs in the same hour.
 """
 
 import math
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from epcross.harness.analysis.crossover import MARGIN
+from epcross.harness.analysis.factors import FACTORS, telling
 from epcross.harness.analysis.frame import CONDITIONS, headline
 from epcross.harness.analysis.resample import RESAMPLES, RNG_SEED, Trials, ends, resampled_medians, support, widened
 from epcross.harness.errors import NOTHING_SHOWN, InputError
@@ -60,8 +62,8 @@ DECIDED = (Verdict.SLOWER, Verdict.FASTER, Verdict.EQUAL, Verdict.UNCLEAR)
 """Verdicts of points that could be compared."""
 
 COLUMNS = (
-    *ALIKE, "point_id", "headline", "verdict", "reason", "note", "a_us", "b_us", "ratio", "low", "high", "margin",
-    "launches", "seeds", "chains", "trials", "within_launch", "interval",
+    *ALIKE, "factors", "point_id", "headline", "verdict", "reason", "note", "a_us", "b_us", "ratio", "low", "high",
+    "margin", "launches", "seeds", "chains", "trials", "within_launch", "interval",
 )  # fmt: skip
 
 
@@ -83,11 +85,11 @@ def compare(
 ) -> pd.DataFrame:
     """One line for each (point, phase) of either frame (see `frame.load`), worst first.
 
-    Columns (`COLUMNS`): what the point is; `headline`, whether its phase decides; `verdict`, a `Verdict`; `reason` why
-    it could not be compared or nothing is called; `note`, what else differs; `a_us` and `b_us`, medians; `ratio`, B
-    over A, with its 95 % interval `low` to `high` (widened for few launches; the range below `MIN_TRIALS` trials); what
-    it rests on. `attrs["note"]` says which rows were left out, `attrs["flags"]` for
-        which flags. Domains never meet: such points are not comparable.
+    Columns (`COLUMNS`): what the point is, with `factors`, in words, what else varies among the points; `headline`,
+    whether its phase decides; `verdict`, a `Verdict`; `reason` why it could not be compared or nothing is called;
+    `note`, what else differs; `a_us` and `b_us`, medians; `ratio`, B over A, with its 95 % interval `low` to `high`
+    (widened for few launches; the range below `MIN_TRIALS` trials); what it rests on. `attrs["note"]` says which rows
+    were left out, `attrs["flags"]` for which flags. Domains never meet: such points are not comparable.
 
     Raises:
         InputError: the margin is no share, or a flag is unknown.
@@ -111,6 +113,7 @@ def compare(
     )
     lines += _without_counterpart(only_a, only_b)
     result = pd.DataFrame(lines, columns=list(COLUMNS))
+    result["factors"] = result["point_id"].map(_factors([frame_a, frame_b])).astype(object)
     rank = pd.Series([list(Verdict).index(Verdict(verdict)) for verdict in result["verdict"]], dtype="int64")
     result = result.assign(order=rank).sort_values(
         ["order", "ratio", *ALIKE], ascending=[True, False, *[True] * len(ALIKE)], ignore_index=True, kind="stable"
@@ -134,6 +137,14 @@ def exit_code(compared: pd.DataFrame) -> int:
 
 def _points(rows: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     return dict(iter(rows.groupby(SAME_POINT, observed=True)))
+
+
+def _factors(frames: Iterable[pd.DataFrame]) -> dict[str, str]:
+    """point_id -> in which factors it differs from others, in words."""
+    columns = ["point_id", "backend", "ep_size", "tokens_per_rank", *FACTORS]
+    points = pd.concat([frame[[name for name in columns if name in frame]] for frame in frames])
+    lines = points.drop_duplicates("point_id").to_dict("records")
+    return dict(zip((line["point_id"] for line in lines), telling(lines), strict=True))
 
 
 def _identity(rows: pd.DataFrame) -> dict[str, Any]:

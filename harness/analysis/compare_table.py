@@ -27,6 +27,9 @@ def compare_table(
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
     table.add_column("backend", overflow="fold", max_width=18)
     table.add_column("phase", overflow="fold", max_width=17)
+    varied = bool(compared["factors"].astype(bool).any())
+    if varied:
+        table.add_column("varied", overflow="fold", max_width=14)
     for name in ("EP", "tokens", "A us", "B us", "B / A", "interval"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("verdict", overflow="fold", max_width=15)
@@ -37,6 +40,7 @@ def compare_table(
         table.add_row(
             Text(line["backend"]),
             Text(f"{line['phase']} {line['regime']}"),
+            *([Text(line["factors"])] * varied),
             str(line["ep_size"]),
             str(line["tokens_per_rank"]),
             *(_time(line[name]) for name in ("a_us", "b_us")),

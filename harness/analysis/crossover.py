@@ -68,6 +68,8 @@ def find(
     if the ratio wavers), NaN if nowhere; `low`, `high`, its 95 % interval, 0 or infinite where it leaves the range;
     `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `leads_from`, `leads_to`,
     where none crossed: the outermost token counts at which that one leads, beyond which the two count as equal;
+    `a_leads`, `b_leads`, the token counts at which each surely leads, also where the state is ambiguous, as in
+    "1..8 64" (see `spans`), empty where the launches are too few to call anything;
     `agreement`, the share of curves with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common
     range; `launches`, `seeds`, `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two
     were measured in different allocations, and so at different times or places: no headline. `attrs["note"]` says
@@ -169,9 +171,16 @@ def judge(
     if not reason and share < AGREEMENT:
         reason = f"only {share:.1%} of the resampled curves are '{state}'"
     leads = _leads(first, last, names)
+    drawn_leads = lead(ratios, margin)
+    surely = [
+        np.zeros(len(tokens), bool)
+        if objection
+        else (signs == sign) & ((drawn_leads == sign).mean(axis=1) >= AGREEMENT)
+        for sign in (1.0, -1.0)
+    ]
     leads_from, leads_to = math.nan, math.nan
     if not reason and state is State.NONE_IN_RANGE:
-        sure = tokens[(signs == first) & ((lead(ratios, margin) == first).mean(axis=1) >= AGREEMENT)]
+        sure = tokens[surely[0] | surely[1]]  # of one, as nothing changed
         if first and sure.size:
             leads_from, leads_to = float(sure[0]), float(sure[-1])
         leads = tuple(
@@ -192,8 +201,28 @@ def judge(
         "faster_above": leads[1],
         "leads_from": leads_from,
         "leads_to": leads_to,
+        "a_leads": spans(tokens, surely[0]),
+        "b_leads": spans(tokens, surely[1]),
         "agreement": share,
     }
+
+
+def spans(tokens: Sequence[float] | np.ndarray, there: Sequence[bool] | np.ndarray) -> str:
+    """The token counts `there`, neighbours among `tokens` joined: "1..8 64"."""
+    parts: list[list[int]] = []
+    before = False
+    for count, here in zip(tokens, there, strict=True):
+        if here and before:
+            parts[-1][1:] = [int(count)]
+        elif here:
+            parts.append([int(count)])
+        before = bool(here)
+    return " ".join("..".join(map(str, part)) for part in parts)
+
+
+def ends_of(text: str) -> list[tuple[int, int]]:
+    """The first and last token count of each part that `spans` wrote."""
+    return [(int(part.split("..")[0]), int(part.split("..")[-1])) for part in text.split()]
 
 
 def lead(ratio: Float64, margin: float) -> Float64:

@@ -44,13 +44,13 @@ def again(run: EvidenceRun) -> str:
     return (
         f"{len(labels)} of the {len(series)} series ({'; '.join(labels)}) have points with more than one start: the"
         f" first and the last of {starts} starts, compared at {len(compared)} points by the medians of n = {n} repeats"
-        f" each, differ by more than {MARGIN:.0%} at {len(beyond)}{_whose(run, beyond, series)}; half of all by less"
-        f" than {_above(median(list(apart.values())))}, and the largest difference is {apart[worst]:.1%}"
+        f" each, differ by more than {MARGIN:.0%} at {len(beyond)}{whose(run, beyond, series)}; half of all by less"
+        f" than {above(median(list(apart.values())))}, and the largest difference is {apart[worst]:.1%}"
         f" ({series[worst[0]][0]}, {worst[1]}, {worst[2]}, {worst[3]} tokens per rank){once}"
     )
 
 
-def _whose(run: EvidenceRun, points: Iterable[Point], series: Mapping[str, tuple[str, Any]]) -> str:
+def whose(run: EvidenceRun, points: Iterable[Point], series: Mapping[str, tuple[str, Any]]) -> str:
     """` (26 of them NCCL all-to-all, ...)`: the series with most of these points first."""
     counts = Counter(name for name, *_ in points)
     if not counts:
@@ -67,6 +67,6 @@ def _whose(run: EvidenceRun, points: Iterable[Point], series: Mapping[str, tuple
     return f" ({'; '.join(told)})"
 
 
-def _above(share: float) -> str:
+def above(share: float) -> str:
     """The least percentage with two decimals that is more than `share`."""
     return f"{(math.floor(share * 1e4) + 1) / 1e2:.2f}%"

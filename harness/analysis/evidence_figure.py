@@ -4,10 +4,10 @@ import io
 from typing import Any
 
 from epcross.harness.analysis.evidence_run import OURS, EvidenceRun, Panel, what
+from epcross.harness.analysis.looks import looks
 from epcross.harness.measuring.stats import median
 from epcross.harness.terms import Regime
 
-_MARKERS = "osD^vP"
 _COLUMNS, _COLUMNS_OF_MANY = 4, 2  # panels beside each other
 _INSIDE = 6  # so many series have their legend inside the first panel, and more beside the panels
 _NARROW = 7  # so many ticks are turned, lest they meet
@@ -62,27 +62,34 @@ def round_trip_figure(run: EvidenceRun) -> bytes:
 
 
 def _draw(axis: Any, run: EvidenceRun, regime: Regime, panel: Panel) -> None:
-    times = run.times_us(regime, panel)
-    for number, (name, (label, color)) in enumerate(run.series().items()):
+    times, series = run.times_us(regime, panel), run.series()
+    found = looks(map(_who, series), {_who(name)[0]: color for name, (_, color) in series.items()})
+    for name, (label, _) in series.items():
         tokens = [tokens for backend, tokens in times if backend == name]
         if not tokens:
             continue
-        series = [times[name, each] for each in tokens]
+        look, latencies = found[_who(name)], [times[name, each] for each in tokens]
         axis.plot(
             tokens,
-            [median(each) for each in series],
-            color=color,
-            marker=_MARKERS[number % len(_MARKERS)],
-            markersize=4,
+            [median(each) for each in latencies],
+            color=look.color,
+            marker=look.marker,
+            markersize=5,
             linewidth=2.2 if name.startswith(OURS) else 1.1,
             zorder=3 if name.startswith(OURS) else 2,
             label=label,
         )
-        lowest, highest = [min(each) for each in series], [max(each) for each in series]
-        axis.fill_between(tokens, lowest, highest, color=color, alpha=0.2, linewidth=0)
+        lowest, highest = [min(each) for each in latencies], [max(each) for each in latencies]
+        axis.fill_between(tokens, lowest, highest, color=look.color, alpha=0.2, linewidth=0)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     ticks = sorted({tokens for _, tokens in times})
     axis.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45 if len(ticks) >= _NARROW else 0)
     axis.set_title(f"{run.words(panel)}, {regime}")
     axis.set_xlabel("tokens per rank")
+
+
+def _who(name: str) -> tuple[str, str]:
+    """Backend and variant of a series."""
+    backend, _, variant = name.partition(" ")
+    return backend, variant

@@ -97,7 +97,8 @@ def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
 
     within = f"{line['tokens_low']} to {line['tokens_high']}"
     if line["reason"]:
-        return f"{_UNTOLD}: {line['reason']}"
+        sure = [f"{called(line[side])} leads at {spoken_spans(line[f'{side}_leads'])}" for side in _sides(line)]
+        return "; ".join([f"{_UNTOLD}: {line['reason']}", *sure, *([f"{_NOT_APART} elsewhere"] if sure else [])])
     if line["state"] == State.NONE_IN_RANGE:
         leader = line["faster_below"] if line["faster_below"] != "equal" else line["faster_above"]
         if leader == "equal":
@@ -111,6 +112,15 @@ def crossing(line: Mapping[str, Any], spoken: Mapping[str, str]) -> str:
         f"{words} {line['estimate']:.0f} [{ends[0]}..{ends[1]}]: {called(line['faster_below'])} below,"
         f" {called(line['faster_above'])} above"
     )
+
+
+def spoken_spans(text: str) -> str:
+    """What `crossover.spans` wrote, in words: "1 to 8, 64"."""
+    return text.replace(" ", ", ").replace("..", " to ")
+
+
+def _sides(line: Mapping[str, Any]) -> list[str]:
+    return [side for side in ("a", "b") if line[f"{side}_leads"]]
 
 
 def _of_shared_calls(mine: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:

@@ -39,7 +39,8 @@ class Panel(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceRun:
     """One committed run. `size_bytes` is that of its folder. `older` runs of the sweep have EP sizes that it has not:
-    their rows of those, and no others, are among `rows`."""
+    their rows of those, and no others, are among `rows`. `others` are all committed runs of the sweep besides, with
+    numbers left."""
 
     folder: Path  # its tables, or the run's own
     run: RunDirectory
@@ -47,6 +48,7 @@ class EvidenceRun:
     floor: Mapping[str, Any]
     size_bytes: int
     older: tuple[RunDirectory, ...] = ()
+    others: tuple["EvidenceRun", ...] = ()  # newest first
     withdrawn: Mapping[str, tuple[Withdrawal, ...]] = field(default_factory=dict)  # by run
 
     def sources(self) -> list[tuple[RunDirectory, list[int]]]:
@@ -216,6 +218,7 @@ def read_committed(folder: Path) -> Committed:
 
 def _filled(newest_first: Sequence[EvidenceRun]) -> EvidenceRun:
     newest, *others = newest_first
+    newest = replace(newest, others=tuple(others))
     for other in others:
         missing = set(other.ep_sizes()) - set(newest.ep_sizes())
         if missing:

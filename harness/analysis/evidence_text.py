@@ -9,6 +9,7 @@ from epcross.harness.analysis.evidence_again import again
 from epcross.harness.analysis.evidence_layers import shares, stages
 from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
+from epcross.harness.analysis.evidence_others import moved, others
 from epcross.harness.analysis.evidence_peers import crossings, medians
 from epcross.harness.analysis.evidence_rates import best_gbps, rates
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, Panel, what
@@ -193,6 +194,8 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "leads": leads,
     "crossings": crossings,
     "again": again,
+    "others": others,
+    "moved": moved,
     "links": links,
     "rates": rates,
     "shares": shares,

@@ -8,7 +8,7 @@ from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
 
-NUMBERS = frozenset({"figure", "table", "medians", "leads", "crossings", "again", "links", "shares"})
+NUMBERS = frozenset({"figure", "table", "medians", "leads", "moved", "crossings", "again", "others", "links", "shares"})
 """Marks that show numbers of points."""
 
 NAME = "elsewhere"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epcross.harness.analysis import material as materials
-from epcross.harness.analysis.cells import Cell, cells
+from epcross.harness.analysis.cells import SETTING, Cell, cells
+from epcross.harness.analysis.factors import telling
 from epcross.harness.analysis.figures import (
     bandwidth,
     crossings,
@@ -67,6 +68,21 @@ def figure(scene: Scene, name: str) -> Figure | Omitted:
         return FIGURES[name](scene)
 
 
+def crossings_of(scene: Scene, *backends: str) -> Figure | Omitted:
+    """Where each of these backends and each other one of a setting change the lead (see `figures.crossings`).
+
+    Raises:
+        InputError: none is named, or the setting has no such backend.
+    """
+    there = sorted({cell.series.backend for cell in scene.cells})
+    unknown = sorted(set(backends) - set(there))
+    if unknown or not backends:
+        what = f"no backend {', '.join(unknown)} here" if unknown else "no backend is named"
+        raise InputError(f"{what}; there are {', '.join(there)}")
+    with theme():
+        return crossings.draw(scene, backends)
+
+
 def scenes(material: Material) -> list[Scene]:
     """The settings that `material` measured, each with its cells."""
     found = cells(material.records)
@@ -74,15 +90,18 @@ def scenes(material: Material) -> list[Scene]:
     settings: dict[str, list[Cell]] = {}
     for cell in found:
         settings.setdefault(cell.setting, []).append(cell)
+    firsts = [members[0].rows[0] for members in settings.values()]
+    told = telling([{name: getattr(row, name) for name in SETTING} for row in firsts], ("phase",))
     return [
         Scene(
             setting=setting,
             suffix=f"_{number}" if len(settings) > 1 else "",
+            words=words,
             cells=members,
             material=material,
             styles=styles,
         )
-        for number, (setting, members) in enumerate(settings.items(), 1)
+        for number, ((setting, members), words) in enumerate(zip(settings.items(), told, strict=True), 1)
     ]
 
 

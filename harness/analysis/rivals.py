@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +38,17 @@ class Rivals:
         return None if math.isnan(self.line["estimate"]) else float(self.line["estimate"])
 
 
-def rivals(scene: Scene) -> list[Rivals]:
-    """Every pair of headline series, by EP size, regime and run."""
+def rivals(scene: Scene, of: Collection[str] = ()) -> list[Rivals]:
+    """Every pair of headline series, by EP size, regime and run; only pairs of one of the backends `of` and one that is
+    none of them, if any are named."""
     found = []
     for (ep_size, regime, _), cells in by_panel(scene.headline, by_run=True).items():
         for (first, own), (second, other) in itertools.combinations(by_series(cells).items(), 2):
             subjects = [_subject(points) for points in (own, other)]
             if subjects[0] == subjects[1]:
                 continue  # one backend under two loads: other conditions, no rivals
+            if of and (first.backend in of) == (second.backend in of):
+                continue
             names = {
                 " ".join(subject.values()): scene.styles[series].name
                 for subject, series in zip(subjects, (first, second), strict=True)

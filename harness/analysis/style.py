@@ -1,4 +1,4 @@
-"""How series look: colours and labels from conf/backend as a run's plan recorded them, and never colour alone."""
+"""How series look: colour, marker and line of `looks`, labels as a run's plan recorded them, and never colour alone."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -6,25 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from epcross.harness.analysis.cells import Series
+from epcross.harness.analysis.looks import Line, looks
 from epcross.harness.analysis.material import Run
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-LINES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 3)))
 FILLS = ("full", "none", "left", "right", "bottom", "top")
 FLOOR_COLOR = "#222222"
-
-_UNKNOWN_COLOR = "#555555"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesStyle:
-    """One series' looks: colour by backend, marker and line by backend and variant, fill of the marker by run."""
+    """One series' looks: those of its backend and variant, and the fill of the marker by run."""
 
     label: str  # with the letter of the run where there are several
     name: str  # without it
     color: str
     marker: str
-    line: str | tuple[int, tuple[int, ...]]
+    line: Line
     fill: str
 
 
@@ -38,18 +35,19 @@ class Styles(Mapping[Series, SeriesStyle]):
         }
         configs = {name: config for run in reversed(runs) for name, config in run.plan.backends.items()}
         ordered = sorted(set(series))
-        names = sorted({(one.backend, one.variant) for one in ordered})
+        found = looks(
+            ((one.backend, one.variant) for one in ordered), {name: config.color for name, config in configs.items()}
+        )
         self._styles = {}
         for one in ordered:
-            number = names.index((one.backend, one.variant))
-            config = configs.get(one.backend)
+            look, config = found[one.backend, one.variant], configs.get(one.backend)
             label = f"{config.label if config else one.backend} {one.variant}".rstrip()
             self._styles[one] = SeriesStyle(
                 name=label,
                 label=f"{label} ({self.runs[one.run_id]})" if len(runs) > 1 else label,
-                color=config.color if config else _UNKNOWN_COLOR,
-                marker=MARKERS[number % len(MARKERS)],
-                line=LINES[number % len(LINES)],
+                color=look.color,
+                marker=look.marker,
+                line=look.line,
                 fill=FILLS[list(self.runs).index(one.run_id) % len(FILLS)],
             )
 

@@ -34,8 +34,13 @@ _TAKES = ("x", "topk_idx", "num_max_dispatch_tokens_per_rank", "num_experts", "u
 
 def capacity(point: Point, multiple: int = 4) -> int:
     """Tokens per rank that the library is told: ranks times this must be a multiple of 4, or of what experts ask."""
-    step = multiple // math.gcd(multiple, point.ep_size)
+    step = room_step(point, multiple)
     return -(-max(2, point.max_tokens_per_rank) // step) * step
+
+
+def room_step(point: Point, multiple: int) -> int:
+    """What a rank's room must be a multiple of."""
+    return multiple // math.gcd(multiple, point.ep_size)
 
 
 def blocks(slots: int, tokens: int, sms: int) -> int:
@@ -85,9 +90,11 @@ class DeepEPLowLatency(DeepEP):
         if point.model.top_k > MAX_TOP_K:
             problems.append(f"{self.name} takes top_k up to {MAX_TOP_K}, not {point.model.top_k}")
         if 2 * (self.room(point) + 1) > QUEUE_DEPTH:
+            most, step = QUEUE_DEPTH // 2 - 1, room_step(point, self.room_multiple)
+            why = f" ({most}, in steps of {step})" if most % step else ""
             problems.append(
-                f"{self.name} holds {QUEUE_DEPTH // 2 - 1} tokens per rank, not {self.room(point)}, the room that"
-                f" {point.max_tokens_per_rank} come to"
+                f"{self.name} holds at most {most // step * step} tokens per rank at EP {point.ep_size}{why}, not"
+                f" {point.max_tokens_per_rank}"
             )
         most = blocks(point.placement.num_slots, max(point.tokens), vendor.LEAST_SMS)
         problems += vendor.crowding_problems(self.name, point, most, "use device=cuda")

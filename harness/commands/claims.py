@@ -66,7 +66,10 @@ class _WithAdd(click.Command):
     "--keep",
     multiple=True,
     type=click.Choice([flag.value for flag in Flag]),
-    help="Use rows with this flag too; may be given several times. Without it flagged rows are left out.",
+    help=(
+        "Use rows with this flag too; may be given several times. Without it flagged rows are left out, "
+        "but for those flagged within_launch alone, which always count."
+    ),
 )
 @click.option(
     "--reference",

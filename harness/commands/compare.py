@@ -31,7 +31,10 @@ SHOWN = 40
     "--keep",
     multiple=True,
     type=click.Choice([flag.value for flag in Flag]),
-    help="Use rows with this flag too; may be given several times. Without it flagged rows are left out.",
+    help=(
+        "Use rows with this flag too; may be given several times. Without it flagged rows are left out, "
+        "but for those flagged within_launch alone, which always count."
+    ),
 )
 @json_option
 def command(run_a: Path, run_b: Path, margin: float, keep: tuple[str, ...], as_json: bool) -> int:

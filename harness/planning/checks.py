@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from epcross.harness.planning.known_issues import issue_problems
-from epcross.harness.planning.schema import BackendConfig, ComputeConfig, Soak
+from epcross.harness.planning.schema import MARKERS, BackendConfig, ComputeConfig, Soak
 from epcross.harness.planning.typed import suggest
 from epcross.harness.point import Point, Timing
 from epcross.harness.workload import placement, routing
@@ -110,6 +110,8 @@ def backend_problems(config: BackendConfig) -> list[str]:
     problems = [f"{name} is empty" for name in ("target", "label") if not getattr(config, name).strip()]
     if not re.fullmatch("#[0-9a-fA-F]{6}", config.color):
         problems.append(f'color is {config.color!r}, but must be written "#rrggbb", in quotes')
+    if config.marker not in ("", *MARKERS):
+        problems.append(f"marker is {config.marker!r}, but must be one of {' '.join(MARKERS)}, or left out")
     if config.computes:
         problems.append("computes is for the plan to fill in; name the usual expert stage with compute: NAME")
     for issue in config.known_issues:

@@ -27,6 +27,10 @@ class ComputeConfig:
     folder: str = ""  # as of a backend
 
 
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "8")
+"""Of points in figures, as matplotlib calls them: all filled, so that a filling can tell runs apart."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
     """What `conf/backend/NAME.yaml` says. `name` and `folder` come from the place of the file."""
@@ -35,6 +39,7 @@ class BackendConfig:
     target: str  # module:Class
     label: str  # in tables and figures
     color: str  # "#rrggbb"
+    marker: str = ""  # of its points in figures, one of `MARKERS`; empty: any that is free
     options: Mapping[str, Scalar] = field(default_factory=dict)
     python: str | None = None  # interpreter of its workers; None: the one that runs the harness
     env: Mapping[str, str] = field(default_factory=dict)  # of its workers, set before they start

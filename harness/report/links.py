@@ -1,5 +1,8 @@
 """What crossed NVLink by NVML's counters, beside what had to: whether the two agree, and if not, why."""
 
+from dataclasses import asdict
+
+from epcross.harness.analysis.factors import telling
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.table import Footnotes
 from epcross.harness.measuring.link_bytes import MARGIN, ratio, wire_bytes
@@ -20,7 +23,9 @@ def links(material: Material) -> list[Block]:
     counted = [row for row in found if ratio(row) is not None]
     agree = sum(row.nvlink_note is None for row in counted)
     footnotes = Footnotes()
-    lines = [_line(row, footnotes) for row in found]
+    told = telling([asdict(row) for row in found], ("run_id", "regime"))
+    varied = any(told)
+    lines = [_line(row, [words] * varied, footnotes) for row, words in zip(found, told, strict=True)]
     words = f"NVML's counters agree with wire_bytes within {MARGIN:.0%} in {agree} of {len(counted)} counted units"
     silent = sum(row.nvlink_tx_bytes is None for row in found)
     if silent:
@@ -34,7 +39,17 @@ def links(material: Material) -> list[Block]:
         Table(
             name="links",
             title="Bytes of a pair over NVLink, all ranks together",
-            head=["backend", "EP", "tokens", "launch", "wire_bytes", "sent", "received", "sent / wire"],
+            head=[
+                "backend",
+                *["varied"] * varied,
+                "EP",
+                "tokens",
+                "launch",
+                "wire_bytes",
+                "sent",
+                "received",
+                "sent / wire",
+            ],
             rows=lines,
             notes=[
                 *footnotes.lines(),
@@ -46,11 +61,12 @@ def links(material: Material) -> list[Block]:
     ]
 
 
-def _line(row: Record, footnotes: Footnotes) -> list[str]:
+def _line(row: Record, factors: list[str], footnotes: Footnotes) -> list[str]:
     share = ratio(row)
     mark = f" {footnotes.mark(row.nvlink_note)}" if row.nvlink_note else ""
     return [
         row.backend,
+        *factors,
         str(row.ep_size),
         str(row.tokens_per_rank),
         str(row.launch),

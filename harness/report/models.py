@@ -17,7 +17,8 @@ _FIT_NUMBERS = (
 )  # fmt: skip
 _CROSSOVER_NUMBERS = (
     "a", "b", "state", "reason", "bracket_low", "bracket_high", "estimate", "low", "high", "faster_below",
-    "faster_above", "agreement", "margin", "points", "trials", "launches", "within_launch", "interval",
+    "faster_above", "leads_from", "leads_to", "a_leads", "b_leads", "agreement", "margin", "points", "trials",
+    "launches", "within_launch", "interval",
 )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def crossovers(scene: Scene) -> list[Table]:
     notes = [
         f"tokens per rank at which the ratio of the medians crosses 1 [95 % interval]; equal within {MARGIN:.0%}; "
         "bracket: the measured token counts around it; last column: who is faster on either side; ambiguous: the "
-        "launches at hand do not tell",
+        "launches at hand do not tell whether the lead changes, though at some counts they may tell who leads",
     ]
     head = ["where", "pair", "state", "tokens", "bracket", "below, above"]
     return [Table(name=f"crossovers{scene.suffix}", title="Crossovers", head=head, rows=rows, notes=notes, data=data)]
@@ -90,14 +91,23 @@ def _verdict(line: Mapping[str, Any]) -> list[str]:
     bracketed = not math.isnan(line["bracket_low"])
     bracket = f"{line['bracket_low']:g}..{line['bracket_high']:g}" if bracketed else "-"
     sides = [line["faster_below"], line["faster_above"]]
-    return [str(line["state"]), tokens, bracket, ", ".join(side or "?" for side in sides)]
+    sure = [f"{line[side]} leads at {line[f'{side}_leads']}" for side in ("a", "b") if line[f"{side}_leads"]]
+    words = ", ".join(side or "?" for side in sides)
+    return [str(line["state"]), tokens, bracket, "; ".join([words, *(sure if line["reason"] else [])])]
 
 
 def _place(scene: Scene, key: tuple[Any, ...], points: Sequence[Cell]) -> dict[str, Any]:
     series = points[0].series
     options = json.loads(points[0].rows[0].options)
     words = " ".join(f"{name}={value}" for name, value in options.items())
-    return {"run_id": series.run_id, "ep_size": key[0], "regime": key[1], "series": series.name, "options": words}
+    return {
+        "run_id": series.run_id,
+        "ep_size": key[0],
+        "regime": key[1],
+        "series": series.name,
+        "options": words,
+        "setting": scene.setting,
+    }
 
 
 def _range(value: float, low: float, high: float) -> str:

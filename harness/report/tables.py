@@ -100,6 +100,7 @@ def _numbers(cell: Cell) -> dict[str, Any]:
         "flags": join_words(cell.flags),
         "statuses": join_words(row.status for row in cell.rows),
     }
+    numbers["setting"] = cell.setting
     ends = dataclasses.asdict(cell.interval) if cell.interval else {}
     names = ("median_us", "low_us", "high_us", "kind", "within_launch", "launches", "seeds", "chains")
     numbers |= {name: ends.get(name) for name in names}

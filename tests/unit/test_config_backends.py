@@ -131,6 +131,8 @@ def test_a_wrong_backend_file_is_refused(tmp_path: Path):
     path = tmp_path / "backend" / "mine.yaml"
     path.write_text("target: a:B\nlabel: M\ncolor: blue\n")
     assert 'must be written "#rrggbb"' in the_problem("sweep=smoke", "backend=mine", more=(tmp_path,))
+    path.write_text("target: a:B\nlabel: M\ncolor: '#123456'\nmarker: x\n")
+    assert "marker is 'x', but must be one of o s ^ D" in the_problem("sweep=smoke", "backend=mine", more=(tmp_path,))
     path.write_text("targt: a:B\nlabel: ''\ncolor: '#123456'\nenv: {DEBUG: 1}\n")
     text = "\n".join(problems_of("sweep=smoke", "backend=mine", more=(tmp_path,)))
     for says in ("did you mean 'target'?", "target is missing", "put it in quotes"):

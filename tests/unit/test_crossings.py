@@ -12,6 +12,7 @@ from epcross.harness.analysis import plots, rivals
 from epcross.harness.analysis.figures import canvas, crossings
 from epcross.harness.analysis.figures.canvas import Figure, Omitted
 from epcross.harness.analysis.figures.scene import Scene
+from epcross.harness.errors import InputError
 from epcross.harness.record import Record
 
 SENTINEL, FENCE, TWO_SIDED = "#D55E00", "#0072B2", "#999999"
@@ -77,8 +78,8 @@ def test_strips_are_coloured_by_who_leads(scene: Scene) -> None:
     assert below[1] < 1 < below[2] <= EXACT <= above[1] < 64 < above[2]
     ((color, left, right),) = parts["SHM Fence or SHM Sentinel, EP 8"]
     assert (color, left < 1, right > 64) == (to_rgba(SENTINEL), True, True)
-    (diamonds,) = [np.asarray(line.get_xdata())[0] for line in steady.lines if line.get_marker() == "D"][:1]
-    assert diamonds == pytest.approx(EXACT)
+    (crossing,) = [np.asarray(line.get_xdata())[0] for line in steady.lines if line.get_marker() == "x"][:1]
+    assert crossing == pytest.approx(EXACT)
 
 
 def test_who_leads_is_told_without_colour(scene: Scene) -> None:
@@ -145,3 +146,67 @@ def test_a_lead_that_ends_in_a_draw_is_coloured_up_to_there(tmp_path: Path, monk
     assert spans[0].x0 < 1
     assert [spans[0].x1, spans[1].x0] == pytest.approx([4, 4])
     assert spans[1].x1 > 64
+
+
+def test_sure_leads_are_coloured_where_the_change_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 64 tokens Fence is ahead in the median and in most launches: in too few to be sure."""
+    from matplotlib.colors import to_rgba
+
+    monkeypatch.setattr(report_runs, "TIMING", replace(report_runs.TIMING, launches=5))
+
+    def change(row: Record) -> Record:
+        value = 50.0
+        if row.backend == "shm_sentinel":
+            value = 40.0 if row.tokens_per_rank <= 4 else 50.0
+            if row.tokens_per_rank == 64:
+                value = 40.0 if row.launch == 4 else 55.0
+        return replace(row, latency_us=value, latency_min_us=value, latency_max_us=value, flags="")
+
+    (half,) = plots.load(make_run(tmp_path, points(backends=("shm_fence", "shm_sentinel")), change))
+    figure = drawn(half)
+    assert {(line["state"], line["a_leads"], line["b_leads"]) for line in figure.data} == {("ambiguous", "", "1..4")}
+    ax = figure.drawing.axes[0]
+    ((color, span),) = [
+        (patch.get_facecolor(), patch.get_extents().transformed(ax.transData.inverted()))
+        for patch in ax.patches
+        if patch.get_gid() is None
+    ]
+    assert color == to_rgba(SENTINEL)
+    assert span.x0 < 1
+    assert 4 < span.x1 < 5
+    texts = [text.get_text() for text in figure.drawing.legends[0].get_texts()]
+    assert texts[:2] == ["SHM Sentinel leads", "cannot be told"]
+
+
+def test_a_figure_longer_than_a_screen_has_its_scale_at_the_top_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_the_top(figure: Figure) -> set[bool]:
+        return {bool(tick.label2.get_visible()) for ax in figure.drawing.axes for tick in ax.xaxis.get_major_ticks()}
+
+    assert at_the_top(drawn(scene)) == {False}
+    monkeypatch.setattr(crossings, "_SCREEN", 8)
+    assert at_the_top(drawn(scene)) == {True}
+
+
+def test_some_are_set_against_all_others_and_these_not_among_themselves(scene: Scene) -> None:
+    figure = plots.crossings_of(scene, "shm_sentinel", "shm_fence")
+    assert isinstance(figure, Figure)
+    assert {line["key"] for line in figure.data} == {
+        f"{ours} or SHM two-sided, EP {size}" for ours in ("SHM Sentinel", "SHM Fence") for size in (2, 4, 8)
+    }
+    all_of_them = {(line["panel"], line["key"]): line["estimate"] for line in drawn(scene).data}
+    assert all(
+        all_of_them[line["panel"], line["key"]] == pytest.approx(line["estimate"], nan_ok=True) for line in figure.data
+    )
+    labels = [label.get_text().replace("\n", " ") for label in figure.drawing.axes[0].get_yticklabels()][::-1]
+    assert labels[0] == "SHM Fence or SHM two-sided, EP 2"
+
+
+def test_a_backend_that_is_not_there_is_named(scene: Scene) -> None:
+    with pytest.raises(InputError, match="no backend gloo here; there are shm_fence, shm_sentinel, shm_two_sided"):
+        plots.crossings_of(scene, "shm_fence", "gloo")
+    with pytest.raises(InputError, match="no backend is named; there are"):
+        plots.crossings_of(scene)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from analysis_values import simulate
 
-from epcross.harness.analysis.crossover import find, judge, lead
+from epcross.harness.analysis.crossover import ends_of, find, judge, lead, spans
 from epcross.harness.errors import InputError
 
 TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -250,3 +250,40 @@ def test_two_hundred_pairs_take_seconds(tmp_path: Path) -> None:
     assert len(found) == 200
     assert (found["trials"] == 10).all()
     assert elapsed_s < 15
+
+
+@pytest.mark.parametrize(
+    ("there", "text", "parts"),
+    [
+        ([False] * 5, "", []),
+        ([True] * 5, "1..16", [(1, 16)]),
+        ([True, False, True, True, False], "1 4..8", [(1, 1), (4, 8)]),
+        ([False, True, False, False, True], "2 16", [(2, 2), (16, 16)]),
+    ],
+)
+def test_token_counts_are_joined_with_their_neighbours(
+    there: list[bool], text: str, parts: list[tuple[int, int]]
+) -> None:
+    assert spans([1, 2, 4, 8, 16], there) == text
+    assert ends_of(text) == parts
+
+
+def test_where_the_change_is_unclear_sure_leads_are_told() -> None:
+    """A tenth of the curves says that b is ahead at 8 tokens, and half of them that the two are equal at 4."""
+    curve, other, third = [3.0, 2.0, 1.04, 1.0], [3.0, 2.0, 1.02, 1.0], [3.0, 2.0, 1.02, 0.9]
+    found = judged(curve, [curve] * 5 + [other] * 4 + [third])
+    assert (found["state"], found["faster_below"], found["faster_above"]) == ("ambiguous", "", "")
+    assert found["reason"] == "only 90.0% of the resampled curves are 'none in range'"
+    assert (found["a_leads"], found["b_leads"]) == ("1..2", "")
+    turned = judged([1 / ratio for ratio in curve], [[1 / ratio for ratio in draw] for draw in [curve] * 9 + [third]])
+    assert (turned["a_leads"], turned["b_leads"]) == ("", "1..2")
+
+
+def test_nothing_is_sure_on_too_few_launches() -> None:
+    found = judged([3.0, 2.0], objection="one launch")
+    assert (found["state"], found["a_leads"], found["b_leads"]) == ("ambiguous", "", "")
+
+
+def test_both_sides_of_a_crossing_are_told() -> None:
+    found = judged([1.5, 1.25, 1.0, 0.5])
+    assert (found["state"], found["a_leads"], found["b_leads"]) == ("crossed", "1..2", "8")

@@ -16,6 +16,7 @@ from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import crossing, crossings, medians
 from epcross.harness.analysis.evidence_rates import rates
 from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
+from epcross.harness.analysis.looks import looks
 from epcross.harness.measuring.link_bytes import wire_bytes
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import failed_records
@@ -159,6 +160,22 @@ def test_a_lead_that_changes_nowhere_is_told_with_its_places(leader: str, words:
     assert crossing(line, {"b": "B"}) == words
 
 
+@pytest.mark.parametrize(
+    ("a_leads", "b_leads", "words"),
+    [
+        ("", "", ""),
+        ("1..8 64", "", "; A leads at 1 to 8, 64; not surely more than 3% apart elsewhere"),
+        ("1", "64", "; A leads at 1; B leads at 64; not surely more than 3% apart elsewhere"),
+    ],
+)
+def test_sure_leads_are_told_where_a_change_cannot_be(a_leads: str, b_leads: str, words: str) -> None:
+    line = {
+        "state": "ambiguous", "reason": "only 87.2% are", "tokens_low": 1, "tokens_high": 64, "a": "a", "b": "b",
+        "a_leads": a_leads, "b_leads": b_leads,
+    }  # fmt: skip
+    assert crossing(line, {"a": "A", "b": "B"}) == f"cannot be told: only 87.2% are{words}"
+
+
 def test_one_launch_tells_no_crossing_and_no_second_start(tmp_path: Path) -> None:
     run = run_of(tmp_path, launches=1)
     assert "cannot be told: one launch" in crossings(run)
@@ -213,6 +230,16 @@ def test_formats_stand_in_tables_and_panels_of_their_own(tmp_path: Path) -> None
     assert "EP 2, fp8 out, steady" in figure
     assert run.times_us(Regime.STEADY, fp8).keys() == run.times_us(Regime.STEADY, bf16).keys()
     assert crossings(run).count("Sentinel below, DeepEP V2 above") == 2
+
+
+def test_the_figure_has_the_colours_that_reports_have(usual: EvidenceRun) -> None:
+    """Of conf/backend, whatever the run recorded: runs of two days look alike."""
+    figure = round_trip_figure(usual).decode().lower()
+    looks_of = looks([(backend, "") for backend in TIMES_US], {})
+    assert len({look.marker for look in looks_of.values()}) == len(TIMES_US)
+    for (backend, _), look in looks_of.items():
+        assert f"stroke: {look.color.lower()}" in figure
+        assert f"stroke: {BACKENDS[backend]['color']}" not in figure
 
 
 def test_other_expert_weights_are_set_beside_ours_with_a_word(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from epcross.harness.analysis.figures import canvas, crossover_map, skew
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, NotDrawn, Omitted
 from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.levels import levels
+from epcross.harness.analysis.looks import UNKNOWN_COLOR, looks
 from epcross.harness.analysis.style import theme
 from epcross.harness.errors import InputError
 from epcross.harness.record import Record
@@ -26,6 +27,10 @@ ROOT = Path(__file__).parents[2]
 # Source: Machado, Oliveira, Fernandes: A Physiologically-based Model for Simulation of Color Vision Deficiency (2009).
 DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
 PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+
+
+CPU = ("shm_", "gloo")
+LAYERS = ("layer_", "megamoe")
 
 
 def lab(color: str, sight: list[list[float]] | None = None) -> np.ndarray:
@@ -83,6 +88,33 @@ def test_colours_of_the_backends_are_told_apart_by_everyone(sight: list[list[flo
     assert {
         pair: value for pair, value in distance.items() if value < 20
     } == {}  # about ten just noticeable differences
+
+
+def test_each_backend_has_a_marker_of_its_own_among_those_in_a_figure() -> None:
+    """A figure is about exchanges of one domain, or about layers."""
+    groups: dict[str, list[str]] = {}
+    for path in (ROOT / "conf" / "backend").glob("*.yaml"):
+        group = "cpu" if path.stem.startswith(CPU) else "layers" if path.stem.startswith(LAYERS) else "gpu"
+        if path.stem != "experts_only":
+            groups.setdefault(group, []).append(yaml.safe_load(path.read_text())["marker"])
+    assert {group: len(markers) for group, markers in groups.items()} == {"cpu": 4, "layers": 9, "gpu": 14}
+    assert all(len(set(markers)) == len(markers) for markers in groups.values())
+
+
+@pytest.mark.parametrize("name", ["deepep_normal", "nccl_ep_ht", "shm_fence"])
+def test_a_backend_looks_the_same_beside_whatever_others(name: str) -> None:
+    few, many = ({(name, ""), *((other, "") for other in others)} for others in ((), ("ag_rs", "gloo", "nccl_ep")))
+    assert looks(few, {})[name, ""] == looks(many, {})[name, ""]
+
+
+def test_variants_and_others_are_told_apart() -> None:
+    found = looks(
+        [("ag_rs", ""), ("deepep_v2", "a=1"), ("deepep_v2", "a=2"), ("mine", ""), ("yours", "")], {"mine": "#123456"}
+    )
+    assert len({look.marker for look in found.values()}) == 5
+    assert found["deepep_v2", "a=1"].color == found["deepep_v2", "a=2"].color
+    assert found["deepep_v2", "a=1"] == looks([("deepep_v2", "")], {"deepep_v2": "#ffffff"})["deepep_v2", ""]
+    assert (found["mine", ""].color, found["yours", ""].color) == ("#123456", UNKNOWN_COLOR)
 
 
 def test_the_simulated_sight_confuses_what_it_should():

@@ -114,12 +114,27 @@ def test_folding_hides_no_copy():
     assert folded.row_of[2] != folded.row_of[4]
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_a_peer_says_which_engines_select_it_and_where_that_was_read(name):
+SOURCES = {
+    "vllm": {"vllm/config/parallel.py at 00193b82b0e2"},
+    "sglang": {
+        "python/sglang/srt/layers/moe/utils.py at 004813e1dd46",
+        "token_dispatcher/flashinfer.py at 008b79d2358b",
+    },
+    "tensorrt_llm": {"communication_factory.py at 03c36d6222ad"},
+}
+"""Where switches of an engine were read, in one state of its sources for all exchanges."""
+
+
+@pytest.mark.parametrize("name", sorted(EVERY - LAYERS))
+def test_an_exchange_says_which_engines_select_it_and_where_that_was_read(name):
     engines = yaml.safe_load((PACKAGE_CONF / "backend" / f"{name}.yaml").read_text())["engines"]
-    assert engines.keys() in ({"vllm", "sglang", "tensorrt_llm"}, {"none"})
+    assert engines.keys() == SOURCES.keys()
     for engine, words in engines.items():
-        assert engine == "none" or re.search(r"\(\S+\.py at [0-9a-f]{12}", words), words
+        found = re.fullmatch(r"(.+) \((\S+\.py at [0-9a-f]{12})(?:: \w+)?\)", words)
+        assert found, words
+        switch, source = found.groups()
+        assert source in SOURCES[engine]
+        assert switch.startswith("none: ") or "--" in switch or "TRTLLM_FORCE_COMM_METHOD=" in switch
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -83,6 +83,24 @@ LIMITS = (
     ),
     Limit(NcclEPHighThroughput, {"experts": 12}, {"experts": 10}, "a multiple of 4 experts, not 10"),
     Limit(NcclEPHighThroughput, {"tokens": (8192, 0)}, {"tokens": (8193, 0)}, "8192 tokens per rank, not 8193"),
+    Limit(
+        DeepEPLowLatency,
+        {"hidden": 2048, "tokens": (510, 0)},
+        {"hidden": 2048, "tokens": (511, 0)},
+        "deepep_ll holds at most 510 tokens per rank at EP 2 (511, in steps of 2), not 511",
+    ),
+    Limit(
+        DeepEPLowLatency,
+        {"hidden": 2048, "tokens": (511, 0, 0, 0)},
+        {"hidden": 2048, "tokens": (512, 0, 0, 0)},
+        "deepep_ll holds at most 511 tokens per rank at EP 4, not 512",
+    ),
+    Limit(
+        DeepEPLowLatency,
+        {"hidden": 2048, "tokens": (508, 0, 0), "experts": 6},
+        {"hidden": 2048, "tokens": (509, 0, 0), "experts": 6},
+        "deepep_ll holds at most 508 tokens per rank at EP 3 (511, in steps of 4), not 509",
+    ),
     Limit(FlashInferTwoSided, {"experts": 12}, {"experts": 10}, "a multiple of 4 experts, not 10"),
     Limit(FlashInferOneSided, {"top_k": 6}, {"top_k": 5}, "14, 16, 18, 22, not 5"),
 )

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, microsecond_axis, token_axis
 from epcross.harness.analysis.frame import NOT_REPORTED
-from epcross.harness.analysis.style import FILLS, LINES, MARKERS, SeriesStyle
+from epcross.harness.analysis.looks import LINES, shipped
+from epcross.harness.analysis.style import FILLS, SeriesStyle
 from epcross.harness.errors import InputError
-from epcross.harness.planning.library import Library
+from epcross.harness.planning.schema import MARKERS, BackendConfig
 from epcross.harness.terms import Domain, Flag
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def draw(frame: "pd.DataFrame") -> Figure | Omitted:
         panel = _title(*key)
         names = _differing(rows[rows["domain"] == key[0]])
         for label, series in _series(own, names).items():
-            color = _shipped_color(str(series["backend"].iloc[0])) if key[0] != Domain.PUBLISHED else None
-            style = styles.setdefault(label, _style(label, len(styles), color))
+            config = shipped(str(series["backend"].iloc[0])) if key[0] != Domain.PUBLISHED else None
+            style = styles.get(label) or styles.setdefault(label, _style(label, config, list(styles.values())))
             tokens, medians, sizes = _curve(series, label)
             counts.setdefault(key[0], []).extend(sizes)
             canvas.line(panel, label, tokens, medians, style)
@@ -112,21 +113,20 @@ def _curve(rows: "pd.DataFrame", label: str) -> tuple[list[int], list[float], li
     return [int(count) for count in medians.index], [float(value) for value in medians], sizes
 
 
-def _shipped_color(backend: str) -> str | None:
-    """The colour of a backend that conf/backend has."""
-    library = Library(())
-    library.load([("backend", backend)], [])
-    config = library.get("backend", backend)
-    return config.color if config else None
-
-
-def _style(label: str, number: int, color: str | None) -> SeriesStyle:
+def _style(label: str, config: BackendConfig | None, others: Sequence[SeriesStyle]) -> SeriesStyle:
+    """Colour and marker of a backend that ships with epcross; of its other series the marker is another."""
+    number = len(others)
+    color = config.color if config else _COLORS[number % len(_COLORS)]
+    marker = config.marker if config and config.marker else MARKERS[number % len(MARKERS)]
+    taken = {other.marker for other in others if other.color == color}
+    if marker in taken:
+        marker = next((one for one in MARKERS if one not in taken), marker)
     return SeriesStyle(
         label=label,
         name=label,
-        color=color or _COLORS[number % len(_COLORS)],
-        marker=MARKERS[number % len(MARKERS)],
-        line=LINES[number % len(LINES)],
+        color=color,
+        marker=marker,
+        line=LINES[MARKERS.index(marker) % len(LINES)],
         fill=FILLS[number // len(_COLORS) % len(FILLS)],
     )
 

@@ -22,6 +22,7 @@ class Scene:
 
     setting: str
     suffix: str  # of file names; empty if a report has one setting
+    words: str = ""  # what of the setting is not the same in all of a report, such as "fp8 out"
     cells: Sequence[Cell]
     material: Material
     styles: Styles
@@ -62,7 +63,8 @@ class Scene:
     def panel(self, ep_size: int, regime: str, run_id: str | None = None) -> str:
         """The title of a panel."""
         run = f", run {self.styles.runs[run_id]}" if run_id is not None and self.several_runs else ""
-        return f"EP {ep_size}, {regime}{run}"
+        words = f", {self.words}" if self.words else ""
+        return f"EP {ep_size}{words}, {regime}{run}"
 
     def key(self, series: Series) -> str:
         """The id of a series in a figure."""
@@ -114,4 +116,5 @@ def entry(scene: Scene, panel: str, cell: Cell, **values: Any) -> dict[str, Any]
         "regime": cell.regime,
         "tokens_per_rank": cell.tokens,
         **values,
+        "setting": cell.setting,
     }
