@@ -40,9 +40,11 @@ def basis(claim: Claim, own: "pd.DataFrame", other: "pd.DataFrame") -> Mapping[s
         at = [pd.MultiIndex.from_frame(side[place].astype(str)) for side in (own, other)]
         rows = pd.concat([own[at[0].isin(at[1])], other[at[1].isin(at[0])]])
     names = [*_WHO, *place]
+    launches = rows[[*dict.fromkeys([*names, *LAUNCH])]].drop_duplicates().groupby(names, observed=True).size()
+    trials = rows[names].groupby(names, observed=True).size()
     return {
         ", ".join(f"{name}={plain(value)}" for name, value in zip(names, key, strict=True)): Repeats(
-            launches=len(part.drop_duplicates(list(LAUNCH))), trials=len(part)
+            launches=int(launches[key]), trials=int(count)
         )
-        for key, part in rows.groupby(names, observed=True)
+        for key, count in trials.items()
     }

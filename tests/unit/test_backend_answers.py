@@ -188,11 +188,11 @@ def test_an_expert_stages_value_that_serves_nobody_is_wrong_usage():
         ),
         (
             "folder: /tmp",
-            "unknown key 'folder'; allowed: target, label, color, options, python, env, known_issues, engi",
+            "unknown key 'folder'; allowed: target, label, color, marker, options, python, env, known_issues",
         ),
         (
             "colours: 3",
-            "unknown key 'colours'; did you mean 'color'? Allowed: target, label, color, options, python, env",
+            "unknown key 'colours'; did you mean 'color'? Allowed: target, label, color, marker, options, python, env",
         ),
     ],
 )
