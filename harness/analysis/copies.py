@@ -3,10 +3,11 @@
 import pandas as pd
 
 from epcross.harness.errors import InputError
+from epcross.harness.storing.table_rules import ROW_KEY
 from epcross.harness.storing.withdrawn import WITHDRAWN_FILE
 from epcross.harness.terms import Flag
 
-_ROW_KEY = ["run_id", "point_id", "phase", "repeat"]
+_ROW_KEY = list(ROW_KEY)
 
 
 def without_copies(frame: pd.DataFrame) -> pd.DataFrame:

@@ -131,10 +131,10 @@ def index_kernel(
             if BALANCE == 2:
                 whole = total_kept * COLUMN_BLOCKS // wanted_units * wanted_units
                 # not between two tiles of an expert at one column: which of them a pair is in would decide its sum
-                there = first <= whole // COLUMN_BLOCKS
-                there = there & (whole // COLUMN_BLOCKS < tl.minimum(first + tiles, total_kept))
+                kept_tiles = tl.minimum(tiles, total_kept - first)  # of each expert; below 1 if none has a place
+                there = (first <= whole // COLUMN_BLOCKS) & (whole // COLUMN_BLOCKS < first + kept_tiles)
                 begin = tl.sum(tl.where(there, first, 0), 0) * COLUMN_BLOCKS
-                alike = tl.maximum(tl.sum(tl.where(there, tl.minimum(tiles, total_kept - first), 0), 0), 1)
+                alike = tl.maximum(tl.sum(tl.where(there, kept_tiles, 0), 0), 1)
                 whole = begin + (whole - begin) // alike * alike
             splits = _balanced(total_kept * COLUMN_BLOCKS - whole, wanted_units, MAX_SPLITS, BLOCK_T)
         else:
