@@ -1,5 +1,6 @@
 """Values that the tests of the store share."""
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,5 +82,19 @@ def failing(number: int) -> Callable[[int, bytes], int]:
 
     def write(descriptor: int, data: bytes) -> int:
         raise OSError(number, os.strerror(number))
+
+    return write
+
+
+def full_after(writes: int) -> Callable[[int, bytes], int]:
+    """What stands for `os.write` on a disk that is full after so many writes."""
+    real_write, left = os.write, writes
+
+    def write(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_write(descriptor, data)
 
     return write

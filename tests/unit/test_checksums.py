@@ -1,7 +1,6 @@
 """Checksums beside tables: whoever writes tables writes them, and a table that was edited is refused."""
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from store_values import CONTEXT, make_point, make_unit
+from store_values import CONTEXT, full_after, make_point, make_unit
 
 from epcross.harness import cli
 from epcross.harness.errors import StoreError
@@ -177,17 +176,8 @@ def test_where_nothing_could_be_written_nothing_is_left(
 ) -> None:
     target = tmp_path / "empty"
     target.mkdir()
-    real, left = os.write, 4
-
-    def full(descriptor: int, data: bytes) -> int:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, data)
-
     with monkeypatch.context() as patch:
-        patch.setattr(sealed.os, "write", full)
+        patch.setattr(sealed.os, "write", full_after(4))
         with pytest.raises(StoreError, match="No space left on device"):
             merge(target, [run.path])
     assert not (target / CHECKSUMS_FILE).exists()

@@ -1,11 +1,9 @@
-import errno
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_values import CONTEXT, make_point, make_unit
+from store_values import CONTEXT, full_after, make_point, make_unit
 
 from epcross.harness.errors import StoreError
 from epcross.harness.record import UnitResult
@@ -143,19 +141,9 @@ def test_a_full_disk_leaves_the_target_as_it_was(
     target, new = tmp_path / "merged", tmp_path / "deep" / "new"
     merge(target, [first.path])
     rows, samples = load_rows(target), load_samples(target)
-    real_write = os.write
-
-    def full_disk(descriptor: int, data: bytes) -> int:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real_write(descriptor, data)
-
     for folder in (target, new):
-        left = writes
         with monkeypatch.context() as patch:
-            patch.setattr(sealed.os, "write", full_disk)
+            patch.setattr(sealed.os, "write", full_after(writes))
             if writes == 6:  # three documents, checksums and two tables: enough
                 assert merge(folder, [second.path]).added == 4
                 continue
