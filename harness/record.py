@@ -7,7 +7,7 @@ rows of an older version are read with null in the columns they lack.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 
 def column(doc: str, default: Any = None, *, since: int = 1) -> Any:
@@ -29,7 +29,9 @@ class Record:
     chain: int = column("Which timed series of that seed.", 0)
     status: str = column("How it ended (closed list).", "")
     reason: str | None = column("Why it is not ok, as a sentence; null if and only if ok.")
-    flags: str = column("Flags, sorted, joined by a space; empty if none.", "")
+    flags: str = column(
+        "Flags, sorted, joined by a space; empty if none. Up to schema version 7 throttled was power_capped, too.", ""
+    )
     failed_rank: int | None = column("Rank that failed first, where one did.")
     failed_stage: str | None = column("Life-cycle stage it failed in.")
 

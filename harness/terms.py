@@ -97,12 +97,12 @@ class Status(StrEnum):
 
 
 class Flag(StrEnum):
-    """Marks beside the status. Flagged rows stay; headlines leave them out and say so, but for `within_launch`, which
-    alone keeps no row out: captions say it."""
+    """Marks beside the status. Flagged rows stay; headlines leave them out and say so, but for `CAPTIONED`."""
 
     OVERSUBSCRIBED = "oversubscribed"  # more ranks than cores
     UNPINNED = "unpinned"  # a rank could not be bound to a core of its own
-    THROTTLED = "throttled"
+    THROTTLED = "throttled"  # heat, a fault or another's limit held a clock down
+    POWER_CAPPED = "power_capped"  # the GPU's own power limit did, and nothing else: as such work runs there
     WITHIN_LAUNCH = "within_launch"  # fewer than five launches: the interval misses launch variance
     CROSS_ALLOCATION = "cross_allocation"
     KNOWN_ISSUE = "known_issue"  # of the version, as its YAML says; or found since, as `withdrawn.json` says
@@ -111,6 +111,10 @@ class Flag(StrEnum):
     PROFILED = "profiled"  # taken under a profiler or another wrapper, which costs time
     NOT_ALONE = "not_alone"  # another process, none of the run's, was on a rank's GPU, or another run on its core
     RETRIED = "retried"  # the point was measured after an earlier attempt was interrupted
+
+
+CAPTIONED = frozenset({Flag.WITHIN_LAUNCH, Flag.POWER_CAPPED})
+"""Flags that keep no row out of a headline: captions say them."""
 
 
 class Boundary(StrEnum):

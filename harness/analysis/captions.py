@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from epcross.harness.measuring.stats import MIN_LAUNCHES
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import join_words
-from epcross.harness.terms import Domain
+from epcross.harness.terms import Domain, Flag
 
 
 def provenance(rows: Sequence[Record]) -> list[str]:
@@ -20,6 +20,8 @@ def provenance(rows: Sequence[Record]) -> list[str]:
     lines = [repeats(taken.values()), f"each repeat: {_estimators(rows)}"]
     if taken and fewest_launches(taken.values()) < MIN_LAUNCHES:
         lines.append(f"within_launch: fewer than {MIN_LAUNCHES} launches, so the variance between launches is not seen")
+    if capped := power(row for own in taken.values() for row in own):
+        lines.append(f"power_capped: {capped}")
     lines += boundaries(rows)
     domains = ", ".join(sorted({row.domain for row in rows}))
     lines.append(f"domain {domains}; run {', '.join(sorted({row.run_id for row in rows}))}")
@@ -37,6 +39,17 @@ def repeats(places: Iterable[Sequence[Record]]) -> str:
     seeds = _some([len({row.seed for row in own}) for own in places], "seed", "seeds")
     chains = _some([len({row.chain for row in own}) for own in places], "chain", "chains")
     return f"n = {_some([len(own) for own in places], 'repeat', 'repeats')} ({launches} x {seeds} x {chains})"
+
+
+def power(rows: Iterable[Record]) -> str:
+    """How many of `rows` ran at the power limit of a GPU, and how slow it then was, in words; empty if none did."""
+    rows = list(rows)
+    capped = [row for row in rows if Flag.POWER_CAPPED in row.flags.split()]
+    if not capped:
+        return ""
+    clocks = [row.sm_clock_mhz for row in capped if row.sm_clock_mhz is not None]
+    lowest = f", at SM clocks down to {min(clocks)} MHz" if clocks else ""
+    return f"{len(capped)} of {len(rows)} repeats at the power limit of a GPU{lowest}"
 
 
 def fewest_launches(places: Iterable[Sequence[Record]]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from epcross.harness.measuring.stats import Interval, IntervalKind
 from epcross.harness.record import Record
-from epcross.harness.terms import HEADLINES, BackendKind, Flag, Phase, Sharing, Status
+from epcross.harness.terms import CAPTIONED, HEADLINES, BackendKind, Phase, Sharing, Status
 
 if TYPE_CHECKING:
     from epcross.harness.analysis.resample import Trials
@@ -92,8 +92,8 @@ class Cell:
 
 
 def headline_flags(row: Record) -> frozenset[str]:
-    """Flags that keep a row out of headlines; that there are few launches is said once, in the caption."""
-    return frozenset(row.flags.split()) - {Flag.WITHIN_LAUNCH}
+    """Flags that keep a row out of headlines; the others are said once, in the caption."""
+    return frozenset(row.flags.split()) - CAPTIONED
 
 
 def experts_words(row: Record) -> str:

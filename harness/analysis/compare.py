@@ -24,7 +24,7 @@ from epcross.harness.analysis.frame import CONDITIONS, headline
 from epcross.harness.analysis.resample import RESAMPLES, RNG_SEED, Trials, ends, resampled_medians, support, widened
 from epcross.harness.errors import NOTHING_SHOWN, InputError
 from epcross.harness.measuring.stats import IntervalKind
-from epcross.harness.terms import HEADLINES, Flag, Status
+from epcross.harness.terms import CAPTIONED, HEADLINES, Flag, Status
 
 SAME_POINT = ["point_id", "phase"]
 
@@ -221,7 +221,7 @@ def _why_none(rows: pd.DataFrame) -> str:
     failed = rows[rows["status"] != Status.OK]
     counts = [f"{count} {status}" for status, count in failed["status"].value_counts().items() if count]
     flagged = rows[rows["status"] == Status.OK]
-    flags = sorted({flag for own in flagged["flags"] for flag in own.split()} - {Flag.WITHIN_LAUNCH})
+    flags = sorted({flag for own in flagged["flags"] for flag in own.split()} - CAPTIONED)
     counts += [f"{len(flagged)} flagged {' '.join(flags)}"] * bool(len(flagged))
     return ", ".join(counts)
 

@@ -13,7 +13,7 @@ from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table, read_withdrawn_of
 from epcross.harness.storing.run_directory import RunDirectory, open_run, read_floor
 from epcross.harness.storing.withdrawn import Withdrawal
-from epcross.harness.terms import HEADLINES, Flag, Phase, Regime, Status
+from epcross.harness.terms import CAPTIONED, HEADLINES, Phase, Regime, Status
 
 OURS = ("onesided", "layer_onesided")
 """How the names of backends begin whose kernels are this repository's."""
@@ -96,13 +96,13 @@ class EvidenceRun:
     def headline_rows(
         self, regime: Regime | None = None, panel: "Panel | None" = None, *, phases: Collection[Phase] = HEADLINES
     ) -> list[Record]:
-        """Round trips, layers or expert stages that are ok with no flag but `within_launch`, which captions state."""
+        """Round trips, layers or expert stages that are ok with no flag but those that captions state."""
         return [
             row
             for row in self.rows
             if row.phase in phases
             and row.status == Status.OK
-            and set(row.flags.split()) <= {Flag.WITHIN_LAUNCH}
+            and set(row.flags.split()) <= CAPTIONED
             and regime in (None, row.regime)
             and (panel is None or panel == panel_of(row))
         ]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from epcross.harness.analysis.captions import fewest_launches, repeats
+from epcross.harness.analysis.captions import fewest_launches, power, repeats
 from epcross.harness.analysis.cells import headline_flags
 from epcross.harness.analysis.evidence_again import again
 from epcross.harness.analysis.evidence_layers import shares, stages
@@ -36,6 +36,8 @@ def caption(run: EvidenceRun) -> str:
     count = repeats(places)
     if fewest_launches(places) < MIN_LAUNCHES:
         count += f"; fewer than {MIN_LAUNCHES} launches, so the variance between launches is hardly seen"
+    if capped := power(rows):
+        count += f"; {capped}"
     estimators = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows}))
     models = ", ".join(sorted({f"{row.model} (hidden {row.hidden}, top {row.top_k})" for row in rows}))
     formats = ", ".join(sorted({_formats(row) for row in rows}))

@@ -30,6 +30,7 @@ from epcross.harness.storing import store
 from epcross.harness.storing.parquet import ROWS_SCHEMA
 from epcross.harness.storing.rows import CLOSED_LISTS
 from epcross.harness.terms import (
+    CAPTIONED,
     BackendKind,
     Domain,
     Flag,
@@ -175,7 +176,7 @@ def gbps(view: str) -> str:
 
 
 def headline(frame: pd.DataFrame, keep: Iterable[Flag | str] = ()) -> Headline:
-    """The ok rows without flags; `within_launch` stays, since intervals say it, and so do the flags in `keep`.
+    """The ok rows without flags; those of `terms.CAPTIONED` stay, since captions say them, and so do those in `keep`.
 
     Raises:
         InputError: a flag in `keep` is unknown.
@@ -183,7 +184,7 @@ def headline(frame: pd.DataFrame, keep: Iterable[Flag | str] = ()) -> Headline:
     kept = {str(flag) for flag in keep}
     if unknown := sorted(kept - set(Flag)):
         raise InputError(f"flag {', '.join(unknown)} is unknown; allowed: {', '.join(Flag)}")
-    barred = [flag for flag in Flag if flag not in kept | {Flag.WITHIN_LAUNCH}]
+    barred = [flag for flag in Flag if flag not in kept | CAPTIONED]
     ok = frame["status"] == Status.OK
     flagged = frame[[f"is_{flag}" for flag in barred]].any(axis=1)
     counts = {str(word): int((frame["status"] == word).sum()) for word in Status if word is not Status.OK}
@@ -194,6 +195,8 @@ def headline(frame: pd.DataFrame, keep: Iterable[Flag | str] = ()) -> Headline:
     if left_out:
         words = ", ".join(f"{count} {word}" for word, count in left_out.items())
         notes.append(f"{len(frame) - len(rows)} of {len(frame)} rows left out: {words}")
+    if capped := int(rows[f"is_{Flag.POWER_CAPPED}"].sum()):
+        notes.append(f"{capped} of {len(rows)} rows at the power limit of a GPU ({Flag.POWER_CAPPED})")
     inside = {flag: int(rows[f"is_{flag}"].sum()) for flag in Flag if flag in kept}
     if words := ", ".join(f"{count} {flag}" for flag, count in inside.items() if count):
         notes.append(f"flagged rows kept: {words}")

@@ -18,7 +18,7 @@ from epcross.harness.measuring.stats import median
 from epcross.harness.planning.tokens import nominal_words
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import join_words
-from epcross.harness.terms import HEADLINES, Flag, Phase, Sharing, Status
+from epcross.harness.terms import CAPTIONED, HEADLINES, Flag, Phase, Sharing, Status
 
 WIDTH = 100
 """Columns of a terminal that every table fits."""
@@ -233,12 +233,14 @@ def _remarks(rows: Sequence[Record], ok: Sequence[Record], plain: Sequence[Recor
         remarks.append(f"{len(flagged)} of {len(rows)} repeats left out, flagged {flags}")
     elif flagged:
         remarks.append(f"flagged {flags}: no headline")
+    if any(Flag.POWER_CAPPED in row.flags.split() for row in plain or ok):
+        remarks.append("at the GPU's power limit")
     return remarks
 
 
 def _shown_flags(row: Record) -> frozenset[str]:
-    """Flags that keep a row out of the median; that there are few launches is said once, in the caption."""
-    return frozenset(row.flags.split()) - {Flag.WITHIN_LAUNCH}
+    """Flags that keep a row out of the median; the others are said once, in the caption."""
+    return frozenset(row.flags.split()) - CAPTIONED
 
 
 def _flags_everywhere(rows: Sequence[Record]) -> frozenset[str]:

@@ -68,7 +68,7 @@ class _WithAdd(click.Command):
     type=click.Choice([flag.value for flag in Flag]),
     help=(
         "Use rows with this flag too; may be given several times. Without it flagged rows are left out, "
-        "but for those flagged within_launch alone, which always count."
+        "but for within_launch and power_capped, which captions say."
     ),
 )
 @click.option(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from epcross.harness.doctor.facts import Facts
 from epcross.harness.doctor.findings import Finding, Severity, Wanted, differ, grouped, in_words
+from epcross.harness.measuring.gpu_state import slowed
 from epcross.harness.terms import Domain, Scope
 
 
@@ -210,10 +211,12 @@ def _clocks(facts: Sequence[Facts], _wanted: Wanted) -> Iterator[Finding]:
     slow = [fact for fact in facts if fact.gpu and fact.gpu.throttle]
     if slow:
         reasons = sorted({reason for fact in slow if fact.gpu for reason in fact.gpu.throttle})
+        flag = slowed(reasons)
         yield Finding(
             severity=Severity.COSTS,
             subject="clocks",
-            text=f"held back at {in_words(slow)} by {', '.join(reasons)}; rows taken so carry the flag throttled",
+            text=f"held back at {in_words(slow)} by {', '.join(reasons)}; rows taken so carry "
+            + (f"the flag {flag}" if flag else "no flag for it"),
             next_step="let the node cool down, or ask for its power cap",
         )
     busy = [fact for fact in facts if fact.gpu and fact.gpu.processes]

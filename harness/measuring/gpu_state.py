@@ -4,13 +4,16 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from epcross.harness.terms import Flag
+
 IDLE = "gpu_idle"
 SETTING = "applications_clocks_setting"  # somebody chose this clock: slower, but steady
+POWER_CAP = "sw_power_cap"  # the load would take more than the GPU's own power limit
 
 REASONS = {
     0x1: IDLE,
     0x2: SETTING,
-    0x4: "sw_power_cap",
+    0x4: POWER_CAP,
     0x8: "hw_slowdown",
     0x10: "sync_boost",
     0x20: "sw_thermal_slowdown",
@@ -21,7 +24,7 @@ REASONS = {
 """Bits of nvmlClocksEventReasons. Source: NVML API reference, nvmlClocksEventReasons."""
 
 HARMLESS = frozenset({IDLE, SETTING, "display_clock_setting"})
-"""Reasons that do not make a row `throttled`: the clock is steady, or nothing ran when it was read."""
+"""Reasons that flag no row: the clock is steady, or nothing ran when it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +111,13 @@ def summary(states: Iterable[GpuState]) -> dict[str, Any]:
     }
 
 
-def is_throttled(states: Iterable[GpuState]) -> bool:
-    """Whether anything but a setting held a clock down."""
-    return any(reason not in HARMLESS for state in states for reason in state.reasons)
+def slowed(reasons: Iterable[str]) -> Flag | None:
+    """The flag of rows beside which these held a clock down, if any: `power_capped` where it was the power limit alone,
+    which a heavy layer meets on any GPU of its kind."""
+    held = set(reasons) - HARMLESS
+    if not held:
+        return None
+    return Flag.POWER_CAPPED if held == {POWER_CAP} else Flag.THROTTLED
 
 
 def _reasons_function(nvml: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from epcross.harness.backends.base import Group
 from epcross.harness.measuring.gpu_processes import GpuProcesses, Listing, strangers
-from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, nvml_here, summary
+from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, nvml_here, slowed, summary
 from epcross.harness.terms import Flag
 
 
@@ -38,8 +38,8 @@ class GpuWatch:
         told = [json.loads(data) for data in group.all_gather(json.dumps(own).encode())]
         states = [GpuState(**{**s, "reasons": tuple(s["reasons"])}) for rank in told for s in rank["states"]]
         others = strangers([[listing and Listing.from_json(listing) for listing in rank["listings"]] for rank in told])
-        marks = {Flag.THROTTLED: is_throttled(states), Flag.NOT_ALONE: bool(others)}
-        return {**summary(states), "other_processes": others}, frozenset(flag for flag, is_so in marks.items() if is_so)
+        flags = {slowed(reason for state in states for reason in state.reasons), Flag.NOT_ALONE if others else None}
+        return {**summary(states), "other_processes": others}, frozenset(flags - {None})
 
 
 def open_watch() -> GpuWatch:

@@ -35,7 +35,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH")
 _LIBRARIES = re.compile(r"/(lib(?:c|stdc\+\+|gomp|iomp5|openblas|nccl|nvshmem|cuda|cudart|mpi|fabric|ucp)[-.\d][^/]*)$")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # control sequences of a terminal (ECMA-48, 5.4)
 _GPU_FIELDS = (
-    "index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id", "clocks.sm", "clocks.mem",
+    "index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id", "clocks.sm", "clocks.mem", "power.limit",
     "mig.mode.current",
 )  # fmt: skip
 _COMMAND_TIMEOUT_S = 10.0

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from epcross.harness.errors import StoreError
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, UnitResult
 from epcross.harness.storing.checksums import CHECKSUMS_FILE, as_file, sums_of
+from epcross.harness.storing.older import table_as_now
 from epcross.harness.storing.planned_rows import plan_problems
 from epcross.harness.storing.regular_file import read_regular
 from epcross.harness.storing.run_directory import RunDirectory, open_run
@@ -235,6 +236,7 @@ def _rows_of(table: pa.Table, file: Path) -> pa.Table:
         if column.metadata["since"] > oldest and column.name not in table.column_names:
             table = table.append_column(column.name, pa.nulls(len(table), ROWS_SCHEMA.field(column.name).type))
     table = _with_schema(table, ROWS_SCHEMA, file)
+    table = table_as_now(table)
     if problems := table_problems(table) or plan_problems(table, file):
         raise StoreError(f"{file} was changed: {'; '.join(problems)}. {mend(file)}")
     return table

@@ -15,6 +15,7 @@ from typing import Any
 from epcross.harness.errors import StoreError
 from epcross.harness.point import Point, Timing
 from epcross.harness.record import COLUMNS, SCHEMA_VERSION, Record, Samples, UnitResult
+from epcross.harness.storing.older import as_now
 from epcross.harness.storing.regular_file import NotRegular, append_regular, read_regular
 from epcross.harness.storing.rows import check_record, readable_problems
 from epcross.harness.storing.run_directory import RunDirectory, make_folder
@@ -226,7 +227,7 @@ def _read_unit(path: Path) -> UnitResult:
         result = UnitResult(
             point_id=content["point_id"],
             launch=content["launch"],
-            records=tuple(Record(**record) for record in content["records"]),
+            records=tuple(Record(**as_now(record)) for record in content["records"]),
             samples=tuple(
                 Samples(
                     phase=samples["phase"],

@@ -104,7 +104,7 @@ GRACE = {
     "/sys/fs/cgroup/kubepods/pod1/cpu.max": "150000 100000\n",
     "/sys/fs/cgroup/kubepods/cpu.max": "max 100000\n",
 }
-SMI = "0, NVIDIA GB200, GPU-1, 570.1, 189471, 0001:01:00.0, 120, 3996, Disabled\n"
+SMI = "0, NVIDIA GB200, GPU-1, 570.1, 189471, 0001:01:00.0, 120, 3996, 1200.00, Disabled\n"
 
 
 def test_a_machine_with_numbers_for_names_and_limits_from_above():
@@ -130,6 +130,7 @@ def test_a_machine_with_numbers_for_names_and_limits_from_above():
     assert record["compiler"] == {"command": "c++", "version": "g++ 13"}
     assert record["gpus"][0]["name"] == "NVIDIA GB200"
     assert record["gpus"][0]["mig.mode.current"] == "Disabled"
+    assert record["gpus"][0]["power.limit"] == "1200.00"
     facts = machine_facts(record)
     assert facts["gpu_topology"] == "NV18"
     assert facts["gpus"] == [("NVIDIA GB200", "570.1", "189471")]

@@ -137,6 +137,17 @@ def test_headlines_leave_flagged_rows_out_and_say_so(tmp_path: Path) -> None:
         frame.headline(own, keep=["oversubscribd"])
 
 
+def test_a_gpu_at_its_power_limit_stays_in_headlines_which_say_so(tmp_path: Path) -> None:
+    marked = [
+        with_repeat(record(point("x", 1), flags=words), i)
+        for i, words in enumerate(["", "power_capped", "power_capped throttled", "power_capped within_launch"])
+    ]
+    rows, note, left_out = frame.headline(frame.load(write(tmp_path, marked)))
+    assert rows["repeat"].tolist() == [0, 1, 3]
+    assert left_out == {"throttled": 1}
+    assert note == ("1 of 4 rows left out: 1 throttled; 2 of 3 rows at the power limit of a GPU (power_capped)")
+
+
 def test_domains_load_together_and_are_told_apart(tmp_path: Path) -> None:
     gpu = record(point("y", 1), domain="nvlink")
     folder = write(tmp_path, [record(point("x", 1)), gpu])

@@ -9,7 +9,7 @@ from tests._points import CONTEXT, small_point
 
 from epcross.harness.errors import ConfigError
 from epcross.harness.measuring.cuda_device import without_collection
-from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, is_throttled, reason_words, summary
+from epcross.harness.measuring.gpu_state import GpuMonitor, GpuState, reason_words, slowed, summary
 from epcross.harness.measuring.nvtx import StageRanges
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Timing, processes
@@ -70,11 +70,20 @@ def test_reasons_are_words(bits, words):
     assert reason_words(bits) == words
 
 
-def test_idle_is_no_throttling_and_an_unknown_reason_is():
-    assert not is_throttled([])
-    assert not is_throttled([state(), state(reasons=("applications_clocks_setting",))])
-    assert is_throttled([state(), state(reasons=("sw_power_cap",))])
-    assert is_throttled([state(reasons=("bits_0x1000",))])
+@pytest.mark.parametrize(
+    ("reasons", "flag"),
+    [
+        ((), None),
+        (("gpu_idle", "applications_clocks_setting", "display_clock_setting"), None),
+        (("sw_power_cap",), Flag.POWER_CAPPED),
+        (("gpu_idle", "sw_power_cap"), Flag.POWER_CAPPED),
+        (("hw_power_brake_slowdown", "sw_power_cap"), Flag.THROTTLED),
+        (("sw_thermal_slowdown",), Flag.THROTTLED),
+        (("bits_0x1000",), Flag.THROTTLED),
+    ],
+)
+def test_what_held_a_clock_down_is_a_flag(reasons, flag):
+    assert slowed(reasons) is flag
 
 
 def test_a_unit_is_at_the_worst_of_its_readings():

@@ -118,6 +118,15 @@ def test_where_all_are_flagged_they_are_shown_and_marked():
     assert "(a) flagged throttled: no headline" in text
 
 
+def test_a_gpu_at_its_power_limit_is_told_beside_its_number():
+    capped = [replace(row, flags="power_capped", sm_clock_mhz=1395 + row.repeat) for row in measured("shm_fence")[:3]]
+    text = text_of(run_table([*capped, *measured("shm_fence")[3:], *measured("gloo")]))
+    assert line_of(text, "4").split() == ["4", "13.5", "[10.0..17.0]", "13.5", "[10.0..17.0]", "(a)"]
+    assert "(a) at the GPU's power limit" in text
+    assert "power_capped: 3 of 16 repeats at the power limit of a GPU, at SM clocks down to 1395 MHz" in text
+    assert "power" not in text_of(run_table(measured("gloo")))
+
+
 def test_a_flag_of_the_whole_table_is_said_once():
     rows = [replace(row, flags="oversubscribed") for row in measured("gloo", ep_size=4)]
     rows += [replace(row, flags="late_start oversubscribed") for row in measured("shm_fence", ep_size=4)]

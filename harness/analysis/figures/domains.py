@@ -9,7 +9,7 @@ from epcross.harness.analysis.looks import LINES, shipped
 from epcross.harness.analysis.style import FILLS, SeriesStyle
 from epcross.harness.errors import InputError
 from epcross.harness.planning.schema import MARKERS, BackendConfig
-from epcross.harness.terms import Domain, Flag
+from epcross.harness.terms import CAPTIONED, Domain, Flag
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,6 +154,6 @@ def _caption(rows: "pd.DataFrame", counts: Mapping[str, Sequence[int]]) -> list[
 
 def _flagged(rows: "pd.DataFrame") -> str:
     """How many rows carry each flag that keeps them out of headlines, in words; empty if none does."""
-    barred = [flag for flag in Flag if flag != Flag.WITHIN_LAUNCH and f"is_{flag}" in rows]
+    barred = [flag for flag in Flag if flag not in CAPTIONED and f"is_{flag}" in rows]
     counts = {flag: int(rows[f"is_{flag}"].sum()) for flag in barred}
     return ", ".join(f"{count} {flag}" for flag, count in counts.items() if count)
