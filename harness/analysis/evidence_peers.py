@@ -148,6 +148,7 @@ def _panel_of(name: str, panel: Panel, subjects: Mapping[Panel, Mapping[str, obj
 def _rows(frame: pd.DataFrame, panel: Panel, subject: Mapping[str, str]) -> pd.DataFrame:
     """Those of one series in one panel."""
     wanted = {**panel._asdict(), "weight_format": panel.weight_format or NO_WEIGHTS, **subject}
+    del wanted["staged"]  # an option of the subject
     for column, value in wanted.items():
         frame = frame[frame[column] == value]
     return frame

@@ -18,13 +18,21 @@ from epcross.harness.terms import CAPTIONED, HEADLINES, Phase, Regime, Status
 OURS = ("onesided", "layer_onesided")
 """How the names of backends begin whose kernels are this repository's."""
 
+STAGING = "staging"
+"""The option of layers that says whether their inputs are staged inside the window."""
+
 TIMED = (Regime.STEADY, Regime.ENTRY)
 """Regimes whose numbers documents show."""
 
 Key = tuple[str, int]
 """(series, tokens per rank)."""
 
-_WORDS = {"num_experts": "{} experts", "dispatch_format": "{} out", "weight_format": "{} weights"}
+_WORDS = {
+    "num_experts": "{} experts",
+    "dispatch_format": "{} out",
+    "weight_format": "{} weights",
+    "staged": {True: "staged before", False: "staging inside"},
+}
 
 
 class Panel(NamedTuple):
@@ -34,6 +42,7 @@ class Panel(NamedTuple):
     num_experts: int
     dispatch_format: str
     weight_format: str  # of experts; empty where none run
+    staged: bool  # inputs were brought to where the layer reads them before the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,7 @@ class EvidenceRun:
         """A panel's name: its EP size, and what of it is not the same in all panels."""
         panels = self.panels()
         varied = {name for name in _WORDS if len({getattr(each, name) for each in panels}) > 1}
-        told = [text.format(getattr(panel, name)) for name, text in _WORDS.items() if name in varied]
+        told = [_word(name, getattr(panel, name)) for name in _WORDS if name in varied]
         return ", ".join([f"EP {panel.ep_size}", *told])
 
     def headline_rows(
@@ -146,7 +155,17 @@ class Committed:
 
 def panel_of(row: Record) -> Panel:
     """Where a row stands."""
-    return Panel(row.ep_size, row.num_experts, row.dispatch_format, row.weight_format or "")
+    return Panel(row.ep_size, row.num_experts, row.dispatch_format, row.weight_format or "", _staged(row.options))
+
+
+@cache  # a run has some hundred rows of each
+def _staged(options: str) -> bool:
+    return json.loads(options).get(STAGING) is False
+
+
+def _word(name: str, value: Any) -> str:
+    words = _WORDS[name]
+    return words[value] if isinstance(words, dict) else words.format(value)
 
 
 def names(rows: Iterable[Record]) -> Callable[[Record], str]:
@@ -176,7 +195,8 @@ def _own(row: Record) -> tuple[str, str, str, str, str]:
 
 def _variables(own: tuple[str, str, str, str, str]) -> dict[str, Any]:
     _, compute, routing, compute_options, options = own
-    return {"compute": compute, "routing": routing, **json.loads(compute_options), **json.loads(options)}
+    told = {"compute": compute, "routing": routing, **json.loads(compute_options), **json.loads(options)}
+    return {name: value for name, value in told.items() if name != STAGING}  # panels tell it apart
 
 
 def what(run: EvidenceRun) -> str:

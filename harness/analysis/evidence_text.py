@@ -6,7 +6,8 @@ from collections.abc import Callable
 from epcross.harness.analysis.captions import fewest_launches, power, repeats
 from epcross.harness.analysis.cells import headline_flags
 from epcross.harness.analysis.evidence_again import again
-from epcross.harness.analysis.evidence_layers import shares, stages
+from epcross.harness.analysis.evidence_figure import is_relative
+from epcross.harness.analysis.evidence_layers import bound, shares, stages
 from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_others import moved, others
@@ -25,7 +26,8 @@ from epcross.harness.terms import HEADLINES, Domain, Regime, Sharing, Status
 def figure(run: EvidenceRun) -> str:
     """The figure and its caption. `{root}` stands for the way to the repository's root."""
     sweep = run.run.sweep
-    return f"![{what(run).capitalize()} against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
+    shown = f"{what(run).capitalize()}, in multiples of ours," if is_relative(run) else what(run).capitalize()
+    return f"![{shown} against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
 
 
 def caption(run: EvidenceRun) -> str:
@@ -201,6 +203,7 @@ TEXTS: dict[str, Callable[[EvidenceRun], str]] = {
     "links": links,
     "rates": rates,
     "shares": shares,
+    "bound": bound,
     "stages": stages,
 }
 """The second part of a mark's name -> what it stands for."""

@@ -8,7 +8,9 @@ from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
 
-NUMBERS = frozenset({"figure", "table", "medians", "leads", "moved", "crossings", "again", "others", "links", "shares"})
+_BESIDE = ("leads", "moved", "crossings", "again", "others", "links", "shares", "stages", "bound")
+
+NUMBERS = frozenset({"figure", "table", "medians", *_BESIDE})
 """Marks that show numbers of points."""
 
 NAME = "elsewhere"

@@ -1,77 +1,24 @@
 """What documents say of ours beside others: medians, leads, changes of lead and starts, from rows with known times."""
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_values import CONTEXT, TIMING, make_point, make_unit
+from peer_runs import BACKENDS, TIMES_US, run_of
 
 from epcross.harness.analysis.evidence_again import again
 from epcross.harness.analysis.evidence_figure import round_trip_figure
-from epcross.harness.analysis.evidence_layers import shares, stages
 from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import crossing, crossings, medians
 from epcross.harness.analysis.evidence_rates import rates
-from epcross.harness.analysis.evidence_run import EvidenceRun, read_run
+from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.looks import looks
 from epcross.harness.measuring.link_bytes import wire_bytes
 from epcross.harness.record import Record
-from epcross.harness.storing.rows import failed_records
-from epcross.harness.storing.store import create_run, open_run, release, write_unit
-from epcross.harness.terms import Phase, Regime, RowFormat, Status
+from epcross.harness.terms import Regime, RowFormat, Status
 from epcross.kernels.experts.formats import WeightFormat
-
-TIMES_US = {
-    "onesided_sentinel": {1: 1000.0, 8: 2000.0, 64: 6000.0},
-    "onesided_fence": {1: 1500.0, 8: 1800.0, 64: 2000.0},
-    "deepep_v2": {1: 3000.0, 8: 3000.0, 64: 3000.0},
-    "ag_rs": {1: 2500.0, 8: 4000.0},
-}
-BACKENDS = {
-    "onesided_sentinel": {"label": "Sentinel", "color": "#111111"},
-    "onesided_fence": {"label": "Fence", "color": "#222222"},
-    "deepep_v2": {"label": "DeepEP V2", "color": "#333333"},
-    "ag_rs": {"label": "AG/RS", "color": "#444444"},
-    "deepep_ll": {"label": "DeepEP LL", "color": "#555555"},
-}
-
-
-# repeats 0 to 19, and 0 to 19 us on top of the first
-def run_of(
-    folder: Path,
-    *,
-    launches: int = 5,
-    drift: float = 0.0,
-    formats: tuple[RowFormat, ...] = (RowFormat.BF16,),
-    weights: Mapping[str, WeightFormat] | None = None,
-    ours: WeightFormat | None = None,
-    call: Callable[[str, int], tuple[str, float]] = lambda backend, launch: ("first", 1.0),
-) -> EvidenceRun:
-    """All of `TIMES_US` in steady state, a launch `drift` slower than the one before; DeepEP LL refuses two sizes.
-    `call` says in which call a backend's launch was taken, and by what its times are multiplied there."""
-    machine = {"cpu": {"model": "Some CPU", "architecture": "x86_64", "cores_available": [0, 1]}}
-    run = create_run(folder, "peers", {"backends": BACKENDS}, machine)
-    context = replace(CONTEXT, run_id=run.run_id)
-    for row_format, (backend, times) in itertools.product(formats, TIMES_US.items()):
-        weight_format = (weights or {}).get(backend, ours)
-        for tokens, launch in itertools.product(times, range(launches)):
-            point = replace(make_point(backend=backend, tokens=tokens), dispatch_format=row_format)
-            held, factor = call(backend, launch)
-            taken = replace(context, allocation_id=held)
-            latency_us = times[tokens] * (1 + drift * launch) * factor
-            unit = make_unit(point, launch, context=taken, latency_us=latency_us)
-            records = tuple(replace(row, weight_format=weight_format and str(weight_format)) for row in unit.records)
-            write_unit(run, replace(unit, records=records))
-    for tokens in (8, 64):
-        point = make_point(backend="deepep_ll", tokens=tokens)
-        unit = make_unit(point, context=context)
-        rows = failed_records(point, TIMING, 0, context, Status.UNSUPPORTED, f"holds 4 tokens per rank, not {tokens}")
-        write_unit(run, replace(unit, records=tuple(rows), samples=()))
-    release(run.path)
-    return read_run(run.path, open_run(run.path))
 
 
 @pytest.fixture(scope="module")
@@ -248,41 +195,6 @@ def test_other_expert_weights_are_set_beside_ours_with_a_word(tmp_path: Path) ->
     assert "| Sentinel | DeepEP V2 | EP 2, fp8 weights, against fp4 weights, steady | at 17" in text
     assert "| Sentinel | AG/RS | EP 2, fp8 weights, steady | never" in text
     assert "DeepEP V2" not in leads(run)  # equal formats only
-
-
-def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
-    run = usual
-    assert shares(run) == "no layer of this run was timed with and without its exchange"
-    layers = [replace(row, phase=Phase.LAYER) for row in run.rows if row.status == Status.OK]
-    parts = [replace(row, phase=Phase.LAYER_COMM, latency_us=(row.latency_us or 0) / 4) for row in layers]
-    text = shares(replace(run, rows=(*layers, *parts)))
-    assert "| EP 2, steady | tokens per rank | layer (us) | of it communication (us) | share |" in text
-    assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
-    assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
-    assert "| 64 |" not in text
-    assert text.endswith("Each median is of n = 20 repeats.")
-    spans = [replace(row, regime=Regime.SPANS, latency_us=(row.latency_us or 0) / 2) for row in (*layers, *parts)]
-    both = shares(replace(run, rows=(*layers, *parts, *spans)))
-    assert both.startswith(text.rpartition("\n\n")[0])
-    assert both.endswith("Each median is of n = 20 repeats.")
-    assert "| EP 2, spans | tokens per rank | layer (us) | of it communication (us) | share |" in both
-    assert "| Sentinel | 8 | 1005 | 251 | 0.25 |" in both
-
-
-def test_our_expert_stage_is_set_beside_the_fastest_other_on_the_same_rows(usual: EvidenceRun) -> None:
-    assert stages(usual) == "our expert stage stands beside no other in this run"
-    compute = {"onesided_sentinel": "gather_gemm", "deepep_v2": "deepgemm", "ag_rs": "torch_grouped"}
-    rows = [
-        replace(row, backend="onesided_fence", phase=Phase.EXPERTS, compute=compute[row.backend])
-        for row in usual.rows
-        if row.status == Status.OK and row.backend in compute
-    ]
-    text = stages(replace(usual, rows=tuple(rows)))
-    assert "| tokens per rank, EP 2, steady | ours (us) | best other (us) | other / ours |" in text
-    assert "| 1 | 1010 | Fence compute=torch_grouped 2510 | 2.49 [2.45..2.52] |" in text
-    assert "| 64 | 6010 | Fence compute=deepgemm 3010 | 0.50 [0.50..0.50] |" in text
-    assert text.endswith("\n\nEach median is of n = 20 repeats.")
-    assert len(text.splitlines()) == 2 + 3 + 2
 
 
 def with_counts(run: EvidenceRun, counted: Mapping[str, tuple[float, float, float]], *, exact: bool) -> EvidenceRun:

@@ -1,0 +1,110 @@
+"""What documents say of layers and expert stages, from rows with known times."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from peer_runs import run_of
+
+from epcross.harness.analysis.evidence_figure import HIGHEST, is_relative, round_trip_figure
+from epcross.harness.analysis.evidence_layers import bound, shares, stages
+from epcross.harness.analysis.evidence_leads import leads
+from epcross.harness.analysis.evidence_peers import medians
+from epcross.harness.analysis.evidence_run import EvidenceRun
+from epcross.harness.analysis.evidence_text import figure
+from epcross.harness.record import Record
+from epcross.harness.terms import Phase, Regime, Status
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> EvidenceRun:
+    return run_of(tmp_path_factory.mktemp("usual"))
+
+
+def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
+    run = usual
+    assert shares(run) == "no layer of this run was timed with and without its exchange"
+    layers = [replace(row, phase=Phase.LAYER) for row in run.rows if row.status == Status.OK]
+    parts = [replace(row, phase=Phase.LAYER_COMM, latency_us=(row.latency_us or 0) / 4) for row in layers]
+    text = shares(replace(run, rows=(*layers, *parts)))
+    assert "| EP 2, steady | tokens per rank | layer (us) | of it communication (us) | share |" in text
+    assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
+    assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
+    assert "| 64 |" not in text
+    assert text.endswith("Each median is of n = 20 repeats.")
+    spans = [replace(row, regime=Regime.SPANS, latency_us=(row.latency_us or 0) / 2) for row in (*layers, *parts)]
+    both = shares(replace(run, rows=(*layers, *parts, *spans)))
+    assert both.startswith(text.rpartition("\n\n")[0])
+    assert both.endswith("Each median is of n = 20 repeats.")
+    assert "| EP 2, spans | tokens per rank | layer (us) | of it communication (us) | share |" in both
+    assert "| Sentinel | 8 | 1005 | 251 | 0.25 |" in both
+
+
+def test_our_expert_stage_is_set_beside_the_fastest_other_on_the_same_rows(usual: EvidenceRun) -> None:
+    assert stages(usual) == "our expert stage stands beside no other in this run"
+    compute = {"onesided_sentinel": "gather_gemm", "deepep_v2": "deepgemm", "ag_rs": "torch_grouped"}
+    rows = [
+        replace(row, backend="onesided_fence", phase=Phase.EXPERTS, compute=compute[row.backend])
+        for row in usual.rows
+        if row.status == Status.OK and row.backend in compute
+    ]
+    text = stages(replace(usual, rows=tuple(rows)))
+    head = "| tokens per rank, EP 2, steady | ours (us) | best other, same rows (us) | other / ours "
+    assert head + "| best, rows by expert (us) | other / ours |" in text
+    assert "| 1 | 1010 | torch_grouped 2510 | 2.49 [2.45..2.52] | - | - |" in text
+    assert "| 64 | 6010 | deepgemm 3010 | 0.50 [0.50..0.50] | - | - |" in text
+    assert text.endswith("\n\nEach median is of n = 20 repeats.")
+    assert len(text.splitlines()) == 2 + 3 + 2
+    by_expert = {True: '{"layout": "expert_major"}', False: '{"layout": "rank_major"}'}
+    rows = [replace(row, options=by_expert[row.compute == "deepgemm"]) for row in rows]
+    text = stages(replace(usual, rows=tuple(rows)))
+    assert "| 1 | 1010 | torch_grouped 2510 | 2.49 [2.45..2.52] | deepgemm 3010 | 2.98 [2.94..3.02] |" in text
+    assert "| 64 | 6010 | - | - | deepgemm 3010 | 0.50 [0.50..0.50] |" in text
+
+
+def test_what_reading_the_weights_alone_takes_bounds_every_lead(usual: EvidenceRun) -> None:
+    """1 GB at twice 2000 GB/s: 250 us, though the others take 2500 and more."""
+    assert bound(usual) == "no layer of ours stands beside another in this run"
+    rows = tuple(replace(row, expert_weight_bytes=10**9) for row in usual.rows)
+    floor = {"a": {"ep_size": 2, "device_copy_gbps": 2000.0}}
+    text = bound(replace(usual, rows=rows, floor=floor))
+    assert text.splitlines()[0] == (
+        "| tokens per rank, EP 2, steady | weights to read (GB) | their reading alone (us) "
+        "| ours (us) | best other (us) | other / reading alone |"
+    )
+    assert "| 1 | 1 | 250 | 1010 | 2510 | 10.04 |" in text
+    assert "| 64 | 1 | 250 | 2010 | 3010 | 12.04 |" in text
+    for gone in ({}, {"a": {"ep_size": 4, "device_copy_gbps": 2000.0}}):
+        assert bound(replace(usual, rows=rows, floor=gone)).startswith("no layer of ours")
+
+
+def staged(run: EvidenceRun, *backends: str) -> EvidenceRun:
+    """Inputs of these are staged before the window, of others inside."""
+
+    def told(row: Record) -> Record:
+        return replace(row, options=json.dumps({"staging": row.backend not in backends}))
+
+    return replace(run, rows=tuple(map(told, run.rows)))
+
+
+def test_what_is_staged_before_stands_beside_its_like_alone(usual: EvidenceRun) -> None:
+    run = staged(usual, "ag_rs", "onesided_fence")
+    assert [run.words(panel) for panel in run.panels()] == ["EP 2, staging inside", "EP 2, staged before"]
+    text = leads(run)
+    assert "| 1 | Sentinel 1010 | DeepEP V2 3010 | 2.98" in text
+    assert "| 1 | Fence 1510 | AG/RS 2510 | 1.66" in text
+    assert "staging=" not in text + medians(run)  # panels say it
+    assert [line for line in medians(run).splitlines() if "Sentinel" in line] == ["| Sentinel | 1010 | 2010 | 6010 |"]
+
+
+def test_layers_are_drawn_in_multiples_of_ours(usual: EvidenceRun) -> None:
+    assert not is_relative(usual)
+    layers = staged(replace(usual, rows=tuple(replace(row, phase=Phase.LAYER) for row in usual.rows)), "ag_rs")
+    assert is_relative(layers)
+    assert figure(layers).startswith("![Layer, in multiples of ours, against tokens per rank](")
+    drawn = round_trip_figure(layers).decode()
+    assert "layer, multiple of ours" in drawn
+    assert "staging inside" in drawn
+    assert "staged before" not in drawn  # nothing of ours is there
+    assert f">{HIGHEST:g}<" in drawn
+    assert ">3<" not in drawn
