@@ -123,6 +123,29 @@ scenes = plots.load(sorted(MEASURED.glob("*-baselines_nvlink-*"))[-1])
 plots.crossings_of(scenes[0], "onesided_sentinel", "onesided_fence")
 
 # %% [markdown]
+# ## Whole layers
+#
+# From hidden states to hidden states, experts included. Only like stands beside like: formats of rows and weights, and
+# whether inputs are staged inside the window. Most of a layer's time at these sizes is reading weights, the same for
+# all, so its curves lie closer together than those of the exchange.
+
+# %%
+layers = plots.load(sorted(MEASURED.glob("*-layer_h200x2-*"))[-1])
+fp8 = max((one for one in layers if "fp8 weights, staging inside" in one.setting), key=lambda one: len(one.cells))
+plots.figure(fp8, "ratio")
+
+# %%
+plots.crossings_of(fp8, "layer_onesided")
+
+# %% [markdown]
+# The expert stage alone, on one rank's slice of DeepSeek-V3: `rank_major` are rows as our exchange leaves them,
+# `expert_major` rows that somebody has brought to their experts already.
+
+# %%
+stages = plots.load(sorted(MEASURED.glob("*-experts_h200-*"))[-1])
+plots.figure(next(one for one in stages if "fp8 weights" in one.setting), "ratio")
+
+# %% [markdown]
 # ## One GPU that holds all ranks
 #
 # No NVLink is crossed, and one memory serves everybody, so that EP 2 to 64 fit on a single GPU: who pays for moving

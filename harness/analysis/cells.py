@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.measuring.stats import Interval, IntervalKind
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
 
 SETTING = (
     "phase", "domain", "sharing", "scope", "model", "hidden", "intermediate", "num_experts", "num_slots", "top_k",
-    "routing", "routing_params", "placement", "dispatch_format", "combine_format",
+    "routing", "routing_params", "placement", "dispatch_format", "combine_format", "weight_format",
 )  # fmt: skip
-"""What all numbers of one table or figure share, besides EP size and regime. Layers with other weights or experts may
-stand in one, where their names tell them apart."""
+"""What all numbers of one table or figure share, besides EP size and regime, and whether inputs of layers are staged
+inside the window. Layers with other experts may stand in one, where their names tell them apart."""
+
+STAGING = "staging"
+"""The option of layers that says whether their inputs are staged inside the window."""
+
+STAGED_WORDS = {True: "staged before", False: "staging inside"}
 
 PHASE_WORDS = {Phase.ROUND_TRIP: "round trip", Phase.LAYER: "layer", Phase.EXPERTS: "expert stage"}
 """What a headline is called."""
@@ -103,8 +109,21 @@ def experts_words(row: Record) -> str:
     return " ".join(filter(None, [f"+ {row.compute}" if row.compute else "", f"{row.weight_format} weights"]))
 
 
+@cache  # a run has some hundred rows of each
+def staged_before(options: str) -> bool:
+    """Whether the inputs of a layer with these options were quantised and staged before the window."""
+    return json.loads(options).get(STAGING) is False
+
+
+def setting_of(row: Record) -> dict[str, Any]:
+    """What all numbers of one table or figure share with this row."""
+    staged = "" if row.kind in (None, BackendKind.EXCHANGE) else STAGED_WORDS[staged_before(row.options)]
+    return {name: getattr(row, name) for name in SETTING} | {STAGING: staged}
+
+
 def describe_setting(row: Record) -> str:
     """The setting of a row in words."""
+    layer = "" if row.weight_format is None else f", {row.weight_format} weights, {setting_of(row)[STAGING]}"
     domain = row.domain if row.sharing == Sharing.NONE else f"{row.domain} ({row.sharing})"
     params = "" if row.routing_params == "{}" else f" {row.routing_params}"
     what = (
@@ -113,7 +132,7 @@ def describe_setting(row: Record) -> str:
     return (
         f"{what}{row.model}: {row.num_experts} experts in {row.num_slots} slots, top {row.top_k}, hidden {row.hidden}; "
         f"{row.routing}{params} routing, {row.placement} placement; {row.dispatch_format} out, "
-        f"{row.combine_format} back; domain {domain}"
+        f"{row.combine_format} back{layer}; domain {domain}"
     )
 
 
@@ -149,7 +168,7 @@ def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
     for row in points.values():
         place = (row.run_id, row.backend, row.options, row.ep_size, row.regime, row.tokens_per_rank)
         place += (experts_words(row), row.compute_options)
-        places[(*place, *(getattr(row, name) for name in SETTING))].append(row)
+        places[(*place, *setting_of(row).values())].append(row)
     variants: dict[tuple[str, str], str] = {}
     for same in places.values():
         same.sort(key=lambda row: (row.tokens_min, row.tokens_total, row.max_tokens_per_rank, row.point_id))

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from epcross.harness.analysis.cells import PHASE_WORDS
+from epcross.harness.analysis.cells import PHASE_WORDS, STAGED_WORDS, STAGING, staged_before
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table, read_withdrawn_of
@@ -17,9 +17,6 @@ from epcross.harness.terms import CAPTIONED, HEADLINES, Phase, Regime, Status
 
 OURS = ("onesided", "layer_onesided")
 """How the names of backends begin whose kernels are this repository's."""
-
-STAGING = "staging"
-"""The option of layers that says whether their inputs are staged inside the window."""
 
 TIMED = (Regime.STEADY, Regime.ENTRY)
 """Regimes whose numbers documents show."""
@@ -31,7 +28,7 @@ _WORDS = {
     "num_experts": "{} experts",
     "dispatch_format": "{} out",
     "weight_format": "{} weights",
-    "staged": {True: "staged before", False: "staging inside"},
+    "staged": STAGED_WORDS,
 }
 
 
@@ -155,12 +152,8 @@ class Committed:
 
 def panel_of(row: Record) -> Panel:
     """Where a row stands."""
-    return Panel(row.ep_size, row.num_experts, row.dispatch_format, row.weight_format or "", _staged(row.options))
-
-
-@cache  # a run has some hundred rows of each
-def _staged(options: str) -> bool:
-    return json.loads(options).get(STAGING) is False
+    staged = staged_before(row.options)
+    return Panel(row.ep_size, row.num_experts, row.dispatch_format, row.weight_format or "", staged)
 
 
 def _word(name: str, value: Any) -> str:

@@ -12,7 +12,7 @@ FACTORS = (
 """Columns in which points of one backend, phase, regime, EP size and number of tokens may differ: of rows, or of the
 frame (`token_spread`, `capacity`); those that a list of points has not are passed over."""
 
-_WORDS = {"dispatch_format": "{} out", "combine_format": "{} back", "weight_format": "{} weights"}
+_WORDS = {"staging": "{}", "dispatch_format": "{} out", "combine_format": "{} back", "weight_format": "{} weights"}
 _OF_MODEL = dict.fromkeys(("num_experts", "num_slots", "top_k", "hidden", "intermediate"), ("model",))
 _OF_TOKENS = dict.fromkeys(("tokens_min", "tokens_total", "max_tokens_per_rank"), ("tokens_per_rank", "ep_size"))
 _FOLLOWS: Mapping[str, tuple[str, ...]] = {

@@ -6,6 +6,9 @@ Figures are made without pyplot, so nothing global is kept and no display is loo
 import base64
 import html
 import io
+import itertools
+import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _PANEL_INCHES = (3.5, 2.75)
+_AXIS_LETTERS = 44  # beside each other below a panel
+_TITLE_LETTERS = 42  # of a line that fits a panel
 _LEGEND_LINES, _LINE_INCHES = 2, 0.21  # of a legend that the usual height has room for, and what each more takes
 
 
@@ -101,7 +106,7 @@ class Canvas:
             unused.remove()
         self.panels: dict[str, Axes] = dict(zip(panels, axes, strict=False))
         for title, ax in self.panels.items():
-            ax.set_title(title)
+            ax.set_title(textwrap.fill(title, _TITLE_LETTERS))
         self._first_column = axes[: len(panels) : columns]
         self._legend: dict[str, Any] = {}  # label -> artist
 
@@ -184,10 +189,19 @@ def token_axis(ax: "Axes", tokens: Iterable[int]) -> None:
     shown = values if len(values) <= 9 else values[:: -(-len(values) // 9)]
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticklabels([str(value) for value in shown])
+    ax.set_xticklabels([str(value) for value in shown], rotation=_turn(shown))
     if values:
         ax.set_xlim(values[0] / 1.25, values[-1] * 1.25)
     ax.set_xlabel("tokens per rank")
+
+
+def _turn(tokens: Sequence[int]) -> int:
+    """By how many degrees labels of a logarithmic axis turn, so that neighbours do not meet."""
+    steps = [math.log2(more / less) for less, more in itertools.pairwise(tokens)]
+    letters = [(len(str(less)) + len(str(more))) / 2 for less, more in itertools.pairwise(tokens)]
+    whole = sum(steps)
+    meet = any(step / whole * _AXIS_LETTERS < letter + 1 for step, letter in zip(steps, letters, strict=True))
+    return 45 if meet else 0
 
 
 def token_bars(ax: "Axes", tokens: Sequence[int]) -> int:
