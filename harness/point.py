@@ -151,6 +151,7 @@ class Timing:
     warmup_pairs: int
     sets: int  # input and routing sets that a chain rotates through
     wall_limit_s: float  # of one unit on all ranks
+    warmup_ms: float = 0.0  # at least, beside `warmup_pairs`: a GPU takes tens of ms to settle at its power limit
 
     @property
     def repeats(self) -> int:

@@ -2,18 +2,23 @@
 communication, and our expert stage beside the best of the others."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from epcross.harness.analysis.captions import span
-from epcross.harness.analysis.evidence_leads import leaders
+from epcross.harness.analysis.evidence_leads import PAIRED, Turns, by_turn, in_shared_turns, leaders, middle, ratio_of
 from epcross.harness.analysis.evidence_run import EvidenceRun, Panel
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
+from epcross.harness.record import Record
 from epcross.harness.terms import Phase, Regime
 
 OUR_STAGE = "compute=gather_gemm"
-_READ_AND_WRITTEN = 2
-"""A copy moves each byte over the memory's pins twice."""
+_WAYS = (Regime.STEADY, Regime.SPANS)
+"""In which communication is told apart."""
+
+MEMORY_GBPS = {"NVIDIA H200": 4800.0, "NVIDIA H100 80GB HBM3": 3350.0}
+"""Nominal bandwidth of a GPU's memory, in 10^9 bytes per second, by the name that the driver gives it. Source: NVIDIA's
+data sheets of H200 and H100 (SXM)."""
 
 BY_EXPERT = "layout=expert_major"
 """As series are named that differ in their stage, and in how rows lie."""
@@ -24,46 +29,61 @@ SHOWN = (1, 8, 128, 2048)
 
 def shares(run: EvidenceRun) -> str:
     """Layer, communication and their quotient of each series, a table for each panel and each of the two ways in which
-    communication is told apart: by periods (steady), and by spans of kernels."""
+    communication is told apart: by periods (steady), and by spans of kernels. Communication is that of the rank which
+    waits least, since that of others holds what they wait for weights that this one reads; and as rows have it, waiting
+    included."""
     tables, series, counts = [], run.series(), []
-    for panel, regime in itertools.product(run.panels(), (Regime.STEADY, Regime.SPANS)):
-        layers, parts = (run.times_us(regime, panel, phases=(phase,)) for phase in (Phase.LAYER, Phase.LAYER_COMM))
+    for panel, regime in itertools.product(run.panels(), _WAYS):
+        layers, parts = (run.shown(regime, panel, phases=(phase,)) for phase in (Phase.LAYER, Phase.LAYER_COMM))
         lines = [
-            f"| {run.words(panel)}, {regime} | tokens per rank | layer (us) | of it communication (us) | share |",
-            "| :--- | ---: | ---: | ---: | ---: |",
+            f"| {run.words(panel)}, {regime} | tokens per rank | layer (us) | communication, rank that waits least (us)"
+            " | share | with waiting (us) | share |",
+            "| :--- | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
         for name, (label, _) in series.items():
             for tokens in SHOWN:
                 key = name, tokens
                 if key in layers and key in parts:
                     counts += [len(layers[key]), len(parts[key])]
-                    whole, part = median(layers[key]), median(parts[key])
-                    cells = microseconds(whole), microseconds(part), f"{part / whole:.2f}"
+                    whole, least, part = _columns(layers[key], parts[key])
+                    cells = [microseconds(median(whole))]
+                    for each in (least, part):
+                        ends = f"[{microseconds(min(each))}..{microseconds(max(each))}]"
+                        cells += [f"{microseconds(median(each))} {ends}", f"{median(each) / median(whole):.2f}"]
                     lines.append(f"| {label} | {tokens} | {' | '.join(cells)} |")
         if len(lines) > 2:
             tables.append("\n".join(lines))
     if not tables:
         return "no layer of this run was timed with and without its exchange"
-    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats."])
+    rows = [row for phase in (Phase.LAYER, Phase.LAYER_COMM) for row in run.headline_rows(phases=(phase,))]
+    ways = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows if row.regime in _WAYS}))
+    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats. Waiting included, {ways}."])
+
+
+def _columns(layers: Sequence[Record], parts: Sequence[Record]) -> tuple[list[float], list[float], list[float]]:
+    whole, part = ([row.latency_us for row in rows if row.latency_us is not None] for rows in (layers, parts))
+    return whole, [row.latency_min_us for row in parts if row.latency_min_us is not None], part
 
 
 def bound(run: EvidenceRun) -> str:
-    """How long it takes to read the weights of the experts that were chosen, once, at the rate at which the floor's
-    copies within the GPU's memory read and write; and by how much a layer that does nothing else would pass the best of
-    the others."""
+    """How long it takes to read the weights of the experts that were chosen, once, at the nominal rate of the GPU's
+    memory; and how much longer the best of the others takes, which no layer that reads them can pass by more."""
+    gpus = {gpu.get("name") for gpu in run.run.environment.get("gpus") or ()}
+    rate = MEMORY_GBPS.get(next(iter(gpus))) if len(gpus) == 1 else None
+    if rate is None:
+        return f"the nominal rate of this memory is not known here: {', '.join(sorted(map(str, gpus))) or 'no GPU'}"
     tables: dict[Panel, list[str]] = {}
     for panel, regime, tokens, (ours, other) in leaders(run):
-        rates = [entry["device_copy_gbps"] for entry in run.floor.values() if entry.get("ep_size") == panel.ep_size]
         read = [row.expert_weight_bytes for row in run.shown(regime, panel)[ours[0], tokens] if row.expert_weight_bytes]
-        if regime is not Regime.STEADY or len(rates) != 1 or not read:
+        if regime is not Regime.STEADY or not read:
             continue
         heads = [
-            f"| tokens per rank, {run.words(panel)}, steady | weights to read (GB) | their reading alone (us) "
+            f"| tokens per rank, {run.words(panel)}, steady | weights to read (GB) | at {rate / 1e3:g} TB/s (us) "
             "| ours (us) | best other (us) | other / reading alone |",
             "| ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
-        read_us = median(read) / (_READ_AND_WRITTEN * rates[0] * 1e3)
-        ours_us, other_us = (median([us for call in calls for us in call]) for _, calls in (ours, other))
+        read_us = median(read) / (rate * 1e3)
+        ours_us, other_us = (_median(turns) for _, turns in (ours, other))
         times = map(microseconds, (read_us, ours_us, other_us))
         cells = [f"{median(read) / 1e9:.3g}", *times, f"{other_us / read_us:.2f}"]
         tables.setdefault(panel, heads).append(f"| {tokens} | {' | '.join(cells)} |")
@@ -78,39 +98,44 @@ def stages(run: EvidenceRun) -> str:
     tables, counts = [], []
     labels = {name: label for name, (label, _) in run.series().items()}
     for panel in run.panels():
-        times = run.times_us(Regime.STEADY, panel, phases=(Phase.EXPERTS,))
+        times = by_turn(run, panel, Regime.STEADY)
         lines = [
             f"| tokens per rank, {run.words(panel)}, steady | ours (us) | best other, same rows (us) | other / ours "
             "| best, rows by expert (us) | other / ours |",
             "| ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
         for tokens in sorted({at for _, at in times}):
-            here = {name: each for (name, at), each in times.items() if at == tokens}
+            here = {name: turns for (name, at), turns in times.items() if at == tokens}
             mine = [name for name in here if OUR_STAGE in name.split()]
-            others = sorted(here.keys() - set(mine), key=lambda name: median(here[name]))
-            if len(mine) != 1 or not others:
+            if len(mine) != 1 or len(here) == 1:
                 continue
-            ours = here[mine[0]]
-            cells = [str(tokens), microseconds(median(ours))]
+            cells = [str(tokens), microseconds(_median(here[mine[0]].values()))]
             for wanted in (False, True):
-                best = next((name for name in others if (BY_EXPERT in name.split()) is wanted), None)
-                cells += ["-", "-"] if best is None else [_timed(labels[best], here[best]), _ratio(here[best], ours)]
-                counts += [] if best is None else [len(here[best]), len(ours)]
+                rivals = {
+                    name: pair
+                    for name in here
+                    if name != mine[0] and (BY_EXPERT in name.split()) is wanted
+                    if (pair := in_shared_turns(here[name], here[mine[0]]))[0]
+                }
+                best = min(rivals, key=lambda name: middle(*rivals[name]), default=None)
+                if best is None:
+                    cells += ["-", "-"]
+                    continue
+                cells += [_timed(labels[best], rivals[best][0]), ratio_of(*rivals[best])]
+                counts += [sum(map(len, turns)) for turns in rivals[best]]
             lines.append(f"| {' | '.join(cells)} |")
         if len(lines) > 2:
             tables.append("\n".join(lines))
     if not tables:
         return "our expert stage stands beside no other in this run"
-    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats."])
+    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats. {PAIRED}"])
 
 
-def _timed(label: str, times: Sequence[float]) -> str:
+def _timed(label: str, turns: Turns) -> str:
     """The stage alone of a label, and its median."""
     stage = next((word.removeprefix("compute=") for word in label.split() if word.startswith("compute=")), label)
-    return f"{stage} {microseconds(median(times))}"
+    return f"{stage} {microseconds(_median(turns))}"
 
 
-def _ratio(above: Sequence[float], below: Sequence[float]) -> str:
-    """Of medians, and between the ends of both ranges."""
-    ends = f"[{min(above) / max(below):.2f}..{max(above) / min(below):.2f}]"
-    return f"{median(above) / median(below):.2f} {ends}"
+def _median(turns: Iterable[Sequence[float]]) -> float:
+    return median([us for turn in turns for us in turn])

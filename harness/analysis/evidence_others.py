@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from epcross.harness.analysis.cells import MARGIN
 from epcross.harness.analysis.evidence_again import above, whose
-from epcross.harness.analysis.evidence_leads import by_call, digits_of, in_shared_calls, leaders, middle
+from epcross.harness.analysis.evidence_leads import by_turn, digits_of, in_shared_turns, leaders, middle
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, Panel, names, panel_of
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
@@ -76,14 +76,14 @@ def moved(run: EvidenceRun) -> str:
 
 
 def moved_leads(run: EvidenceRun) -> list[Lead]:
-    """Every lead that the table of leads tells and another run can be asked for: of the same two, in calls of both."""
+    """Every lead that the table of leads tells and another run can be asked for: of the same two, in turns of both."""
     there = [matched(run, other) for other in run.others]
     found = []
     for panel, regime, tokens, ((mine, ours), (other, theirs)) in leaders(run):
         ratios = [middle(theirs, ours)]
         for one in there:
-            times = by_call(one, panel, regime)
-            pair = in_shared_calls(times.get((mine, tokens), {}), times.get((other, tokens), {}))
+            times = by_turn(one, panel, regime)
+            pair = in_shared_turns(times.get((mine, tokens), {}), times.get((other, tokens), {}))
             ratios += [middle(pair[1], pair[0])] if pair[0] else []
         if len(ratios) > 1:
             found.append(Lead(panel=panel, regime=regime, tokens=tokens, mine=mine, other=other, ratios=tuple(ratios)))

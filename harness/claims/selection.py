@@ -215,8 +215,10 @@ def of_layers(rows: "pd.DataFrame") -> str:
 
 
 _APART: Mapping[str, str] = {
-    Regime.STEADY: "communication is the layer's period less that of the layer on rows in place",
-    Regime.SPANS: "communication is the spans of the dispatch and combine kernels",
+    Regime.STEADY: "communication is the layer's period less that of the layer on rows in place, "
+    "and holds what a rank waits for one with more experts to read",
+    Regime.SPANS: "communication is the spans of the dispatch and combine kernels, and "
+    "holds what a rank waits for one with more experts to read",
 }
 
 

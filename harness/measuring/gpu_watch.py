@@ -38,8 +38,8 @@ class GpuWatch:
         told = [json.loads(data) for data in group.all_gather(json.dumps(own).encode())]
         states = [GpuState(**{**s, "reasons": tuple(s["reasons"])}) for rank in told for s in rank["states"]]
         others = strangers([[listing and Listing.from_json(listing) for listing in rank["listings"]] for rank in told])
-        flags = {slowed(reason for state in states for reason in state.reasons), Flag.NOT_ALONE if others else None}
-        return {**summary(states), "other_processes": others}, frozenset(flags - {None})
+        found = (slowed(reason for state in states for reason in state.reasons), Flag.NOT_ALONE if others else None)
+        return {**summary(states), "other_processes": others}, frozenset(flag for flag in found if flag is not None)
 
 
 def open_watch() -> GpuWatch:

@@ -9,6 +9,7 @@ the instrument itself.
 """
 
 import gc
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -215,6 +216,11 @@ def pairs_for(chain_ms: float, pair_us: float, *, min_pairs: int, max_pairs: int
     wanted = chain_ms * 1000.0 / pair_us if pair_us > 0 else max_pairs
     pairs = int(min(max(wanted, min_pairs), max_pairs))
     return max(-(-pairs // sets) * sets, sets)
+
+
+def more_warmup(warmup_ms: float, pair_us: float, done: int) -> int:
+    """Pairs that are still to run, once `done` have, for a warm-up of `warmup_ms`."""
+    return max(0, math.ceil(warmup_ms * 1000.0 / pair_us) - done) if pair_us > 0 else 0
 
 
 def _wait_until(start_ns: int, clock: Callable[[], int]) -> None:

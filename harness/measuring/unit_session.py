@@ -15,7 +15,7 @@ from epcross.harness.measuring.gpu_state import uuid_here
 from epcross.harness.measuring.gpu_watch import GpuWatch, open_watch
 from epcross.harness.measuring.link_bytes import pair_row_bytes
 from epcross.harness.measuring.timer import HostTimer, Timer
-from epcross.harness.measuring.timing import of_all_ranks, pairs_for
+from epcross.harness.measuring.timing import more_warmup, of_all_ranks, pairs_for
 from epcross.harness.measuring.unit_rows import Chain, description_from_json, description_to_json
 from epcross.harness.point import Point, Timing
 from epcross.harness.terms import Domain, Flag, Phase, Regime, Stage
@@ -164,6 +164,8 @@ class UnitSession:
         timing, backend, timer = self.timing, self.backend, self.timer
         warm = timer.steady(backend, pairs=max(timing.warmup_pairs, 1), sets=timing.sets)
         slowest_us = max(of_all_ranks(self.group, warm.values_us[Phase.ROUND_TRIP][0]))
+        if more := more_warmup(timing.warmup_ms, slowest_us, timing.warmup_pairs):
+            timer.steady(backend, pairs=more, sets=timing.sets)
         if self.point.regime is Regime.STEADY:  # elsewhere chains only warm up: their graphs are good enough
             timer.expect(slowest_us)
         pairs = pairs_for(

@@ -61,7 +61,8 @@ def point_problems(point: Point, given: Mapping[str, Any] | None = None) -> list
 
 def timing_problems(timing: Timing) -> list[str]:
     """Numbers of a timing that would time nothing, or never end."""
-    problems = too_small("timing", timing, launches=1, seeds=1, chains=1, min_pairs=1, iterations=1, warmup_pairs=0)
+    least = {**dict.fromkeys(("launches", "seeds", "chains", "min_pairs", "iterations"), 1), "warmup_pairs": 0}
+    problems = too_small("timing", timing, **least, warmup_ms=0)
     if not problems and timing.repeats > MAX_REPEATS:
         problems.append(
             f"timing has launches={timing.launches} x seeds={timing.seeds} x chains={timing.chains} repeats, more than "

@@ -131,7 +131,7 @@ def series_s(point: Point, timing: Timing, cores: int) -> float:
         pairs = min(max(timing.chain_ms * 1e3 / pair, timing.min_pairs), timing.max_pairs)
     else:
         pairs = timing.iterations
-    return (timing.warmup_pairs + pairs) * pair * 1e-6
+    return max(timing.warmup_pairs * pair * 1e-6, timing.warmup_ms * 1e-3) + pairs * pair * 1e-6
 
 
 def checked_bytes(point: Point, timing: Timing) -> int:

@@ -8,7 +8,7 @@ from peer_runs import run_of
 
 from epcross.harness.analysis.evidence_figure import HIGHEST, is_relative, round_trip_figure
 from epcross.harness.analysis.evidence_layers import bound, shares, stages
-from epcross.harness.analysis.evidence_leads import leads
+from epcross.harness.analysis.evidence_leads import PAIRED, leads
 from epcross.harness.analysis.evidence_peers import medians
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.evidence_text import figure
@@ -21,23 +21,32 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> EvidenceRun:
     return run_of(tmp_path_factory.mktemp("usual"))
 
 
-def test_shares_set_communication_beside_its_layer(usual: EvidenceRun) -> None:
+def test_shares_set_communication_beside_its_layer_with_and_without_waiting(usual: EvidenceRun) -> None:
+    """Of 1000 us a quarter is communication, of which the rank with more experts to read has a tenth."""
     run = usual
     assert shares(run) == "no layer of this run was timed with and without its exchange"
     layers = [replace(row, phase=Phase.LAYER) for row in run.rows if row.status == Status.OK]
-    parts = [replace(row, phase=Phase.LAYER_COMM, latency_us=(row.latency_us or 0) / 4) for row in layers]
+    parts = [
+        replace(row, phase=Phase.LAYER_COMM, latency_us=us / 4, latency_min_us=us / 40)
+        for row in layers
+        if (us := row.latency_us)
+    ]
     text = shares(replace(run, rows=(*layers, *parts)))
-    assert "| EP 2, steady | tokens per rank | layer (us) | of it communication (us) | share |" in text
-    assert "| Sentinel | 8 | 2010 | 502 | 0.25 |" in text
-    assert "| AG/RS | 1 | 2510 | 627 | 0.25 |" in text
+    assert (
+        "| EP 2, steady | tokens per rank | layer (us) | communication, rank that waits least (us) | share "
+        "| with waiting (us) | share |"
+    ) in text
+    assert "| Sentinel | 8 | 2010 | 50.2 [50.0..50.5] | 0.02 | 502 [500..505] | 0.25 |" in text
+    assert "| AG/RS | 1 | 2510 | 62.7 [62.5..63.0] | 0.02 | 627 [625..630] | 0.25 |" in text
     assert "| 64 |" not in text
-    assert text.endswith("Each median is of n = 20 repeats.")
+    n = "Each median is of n = 20 repeats. Waiting included, "
+    assert text.endswith(f"{n}steady: {layers[0].estimator}.")
     spans = [replace(row, regime=Regime.SPANS, latency_us=(row.latency_us or 0) / 2) for row in (*layers, *parts)]
     both = shares(replace(run, rows=(*layers, *parts, *spans)))
     assert both.startswith(text.rpartition("\n\n")[0])
-    assert both.endswith("Each median is of n = 20 repeats.")
-    assert "| EP 2, spans | tokens per rank | layer (us) | of it communication (us) | share |" in both
-    assert "| Sentinel | 8 | 1005 | 251 | 0.25 |" in both
+    assert f"{n}spans: {layers[0].estimator}; steady: " in both
+    assert "| EP 2, spans | tokens per rank | layer (us) |" in both
+    assert "| Sentinel | 8 | 1005 | 50.2 [50.0..50.5] | 0.05 | 251 [250..252] | 0.25 |" in both
 
 
 def test_our_expert_stage_is_set_beside_the_fastest_other_on_the_same_rows(usual: EvidenceRun) -> None:
@@ -51,31 +60,35 @@ def test_our_expert_stage_is_set_beside_the_fastest_other_on_the_same_rows(usual
     text = stages(replace(usual, rows=tuple(rows)))
     head = "| tokens per rank, EP 2, steady | ours (us) | best other, same rows (us) | other / ours "
     assert head + "| best, rows by expert (us) | other / ours |" in text
-    assert "| 1 | 1010 | torch_grouped 2510 | 2.49 [2.45..2.52] | - | - |" in text
-    assert "| 64 | 6010 | deepgemm 3010 | 0.50 [0.50..0.50] | - | - |" in text
-    assert text.endswith("\n\nEach median is of n = 20 repeats.")
+    assert "| 1 | 1010 | torch_grouped 2510 | 2.49 [2.47..2.50] | - | - |" in text
+    assert "| 64 | 6010 | deepgemm 3010 | 0.501 [0.500..0.502] | - | - |" in text
+    assert text.endswith(f"\n\nEach median is of n = 20 repeats. {PAIRED}")
     assert len(text.splitlines()) == 2 + 3 + 2
     by_expert = {True: '{"layout": "expert_major"}', False: '{"layout": "rank_major"}'}
     rows = [replace(row, options=by_expert[row.compute == "deepgemm"]) for row in rows]
     text = stages(replace(usual, rows=tuple(rows)))
-    assert "| 1 | 1010 | torch_grouped 2510 | 2.49 [2.45..2.52] | deepgemm 3010 | 2.98 [2.94..3.02] |" in text
-    assert "| 64 | 6010 | - | - | deepgemm 3010 | 0.50 [0.50..0.50] |" in text
+    assert "| 1 | 1010 | torch_grouped 2510 | 2.49 [2.47..2.50] | deepgemm 3010 | 2.98 [2.96..3.00] |" in text
+    assert "| 64 | 6010 | - | - | deepgemm 3010 | 0.501 [0.500..0.502] |" in text
 
 
 def test_what_reading_the_weights_alone_takes_bounds_every_lead(usual: EvidenceRun) -> None:
-    """1 GB at twice 2000 GB/s: 250 us, though the others take 2500 and more."""
-    assert bound(usual) == "no layer of ours stands beside another in this run"
-    rows = tuple(replace(row, expert_weight_bytes=10**9) for row in usual.rows)
-    floor = {"a": {"ep_size": 2, "device_copy_gbps": 2000.0}}
-    text = bound(replace(usual, rows=rows, floor=floor))
+    """1.2 GB at 4800 GB/s: 250 us, though the others take 2500 and more."""
+    assert bound(usual) == "the nominal rate of this memory is not known here: no GPU"
+    on = {
+        name: replace(usual, run=replace(usual.run, environment={"gpus": [{"name": each} for each in name.split("+")]}))
+        for name in ("NVIDIA H200", "NVIDIA H200+NVIDIA H100 80GB HBM3", "NVIDIA X")
+    }
+    assert bound(on["NVIDIA H200"]) == "no layer of ours stands beside another in this run"
+    rows = tuple(replace(row, expert_weight_bytes=12 * 10**8) for row in usual.rows)
+    text = bound(replace(on["NVIDIA H200"], rows=rows))
     assert text.splitlines()[0] == (
-        "| tokens per rank, EP 2, steady | weights to read (GB) | their reading alone (us) "
+        "| tokens per rank, EP 2, steady | weights to read (GB) | at 4.8 TB/s (us) "
         "| ours (us) | best other (us) | other / reading alone |"
     )
-    assert "| 1 | 1 | 250 | 1010 | 2510 | 10.04 |" in text
-    assert "| 64 | 1 | 250 | 2010 | 3010 | 12.04 |" in text
-    for gone in ({}, {"a": {"ep_size": 4, "device_copy_gbps": 2000.0}}):
-        assert bound(replace(usual, rows=rows, floor=gone)).startswith("no layer of ours")
+    assert "| 1 | 1.2 | 250 | 1010 | 2510 | 10.04 |" in text
+    assert "| 64 | 1.2 | 250 | 2010 | 3010 | 12.04 |" in text
+    assert bound(replace(on["NVIDIA X"], rows=rows)).endswith("not known here: NVIDIA X")
+    assert bound(replace(on["NVIDIA H200+NVIDIA H100 80GB HBM3"], rows=rows)).startswith("the nominal rate")
 
 
 def staged(run: EvidenceRun, *backends: str) -> EvidenceRun:

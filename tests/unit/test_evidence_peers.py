@@ -9,7 +9,7 @@ from peer_runs import BACKENDS, TIMES_US, run_of
 
 from epcross.harness.analysis.evidence_again import again
 from epcross.harness.analysis.evidence_figure import round_trip_figure
-from epcross.harness.analysis.evidence_leads import leads
+from epcross.harness.analysis.evidence_leads import PAIRED, leads
 from epcross.harness.analysis.evidence_links import links
 from epcross.harness.analysis.evidence_peers import crossing, crossings, medians
 from epcross.harness.analysis.evidence_rates import rates
@@ -38,9 +38,9 @@ def test_medians_have_a_line_for_each_series_and_say_why_others_have_none(usual:
 
 def test_leads_set_the_better_of_ours_beside_the_best_other(usual: EvidenceRun) -> None:
     text = leads(usual)
-    assert "| 1 | Sentinel 1010 | AG/RS 2510 | 2.49 [2.45..2.52] |" in text
-    assert "| 8 | Fence 1810 | DeepEP V2 3010 | 1.66 [1.65..1.68] |" in text
-    assert "| 64 | Fence 2010 | DeepEP V2 3010 | 1.50 [1.49..1.51] |" in text
+    assert "| 1 | Sentinel 1010 | AG/RS 2510 | 2.49 [2.47..2.50] |" in text
+    assert "| 8 | Fence 1810 | DeepEP V2 3010 | 1.66 [1.66..1.67] |" in text
+    assert "| 64 | Fence 2010 | DeepEP V2 3010 | 1.50 [1.49..1.50] |" in text
 
 
 def test_a_lead_is_a_ratio_within_a_call(tmp_path: Path) -> None:
@@ -51,10 +51,24 @@ def test_a_lead_is_a_ratio_within_a_call(tmp_path: Path) -> None:
         return ("second", 2.0) if second else ("first", 1.0)
 
     text = leads(run_of(tmp_path, launches=4, call=call))
-    # 5007.5 / 2011.5 in the call that both were in, [5000 / 2015 .. 5015 / 2008]; with ours of both calls it were 3.3
-    assert "| 1 | Sentinel 2012 | AG/RS 5008 | 2.49 [2.48..2.50] |" in text
-    # both were in both calls, each of which gives a ratio: 3003.5 / 2003.5 and 6011.5 / 4011.5
-    assert "| 64 | Fence 3008 | DeepEP V2 4508 | 1.50 [1.49..1.50] |" in text
+    # of the two launches that both had in one call: about 5011.5 / 2011.5; with ours of both calls it were 3.3
+    assert "| 1 | Sentinel 2012 | AG/RS 5012 | 2.49 [2.49..2.49] |" in text
+    # both were in both calls: from 3000 / 2001 to 6015 / 4014
+    assert "| 64 | Fence 3008 | DeepEP V2 4508 | 1.50 [1.50..1.50] |" in text
+
+
+def test_seeds_are_not_set_against_each_other(usual: EvidenceRun) -> None:
+    """Of the second seed's routing everything takes twice as long: no ratio is of one seed above the other."""
+    rows = [replace(row, latency_us=(row.latency_us or 0) * (1 + row.seed)) for row in usual.rows]
+    lines = leads(replace(usual, rows=tuple(rows))).splitlines()
+    assert lines[2].endswith("| 2.49 [2.47..2.50] |")
+
+
+def test_a_launch_that_one_of_two_has_not_counts_for_neither(usual: EvidenceRun) -> None:
+    rows = [row for row in usual.rows if row.launch < 2 or row.backend.startswith("onesided")]
+    text = leads(replace(usual, rows=tuple(rows)))
+    assert "| 1 | Sentinel 1004 | AG/RS 2504 | 2.49 [2.49..2.50] |" in text
+    assert "n = 8 repeats. " in text
 
 
 def test_what_was_never_in_one_call_with_ours_is_not_compared(tmp_path: Path) -> None:
@@ -159,10 +173,10 @@ def test_series_that_were_started_once_are_told_from_those_that_were_compared(us
 
 def test_tables_say_of_how_many_repeats_they_are(usual: EvidenceRun) -> None:
     assert "Each median is of n = 20 repeats (5 launches x 2 seeds x 2 chains)." in medians(usual)
-    assert "Each median is of n = 20 repeats, of calls in which both were measured." in leads(usual)
+    assert f"Each median is of n = 20 repeats. {PAIRED}" in leads(usual)
     fewer = replace(usual, rows=tuple(row for row in usual.rows if row.tokens_per_rank > 1 or row.launch < 2))
     assert "Each median is of n = 8 to 20 repeats (2 to 5 launches x 2 seeds x 2 chains)." in medians(fewer)
-    assert "Each median is of n = 8 to 20 repeats, of calls" in leads(fewer)
+    assert f"Each median is of n = 8 to 20 repeats. {PAIRED}" in leads(fewer)
 
 
 def test_formats_stand_in_tables_and_panels_of_their_own(tmp_path: Path) -> None:

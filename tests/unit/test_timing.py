@@ -6,7 +6,7 @@ from tests.contract.threads import ThreadGroup, on_ranks
 
 from epcross.harness.errors import WaitExpired
 from epcross.harness.measuring.stats import NoTiming, estimate
-from epcross.harness.measuring.timing import EmptyPair, StartLine, entry_series, pairs_for, steady_series
+from epcross.harness.measuring.timing import EmptyPair, StartLine, entry_series, more_warmup, pairs_for, steady_series
 from epcross.harness.terms import Phase, Regime
 
 
@@ -138,3 +138,17 @@ def test_a_rank_that_never_lines_up_is_named_within_the_limit():
         return str(caught.value)
 
     assert "start number 1" in (on_ranks(2, rank)[0] or "")
+
+
+@pytest.mark.parametrize(
+    ("warmup_ms", "pair_us", "done", "more"),
+    [
+        (0.0, 3400.0, 20, 0),
+        (100.0, 3400.0, 20, 10),  # 30 pairs are 102 ms
+        (100.0, 130.0, 20, 750),  # 769.2
+        (100.0, 10000.0, 20, 0),  # 20 were 200 ms
+        (100.0, 0.0, 20, 0),  # no time was seen
+    ],
+)
+def test_a_warmup_lasts_as_long_as_it_is_told_to(warmup_ms, pair_us, done, more):
+    assert more_warmup(warmup_ms, pair_us, done) == more
