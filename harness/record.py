@@ -89,9 +89,16 @@ class Record:
     tokens_per_expert_mean: float | None = column("Selections of a slot, mean over slots and sets.", since=4)
     tokens_per_expert_max: int | None = column("Most selections of any slot, over all sets.", since=4)
     error_ratio: float | None = column(
-        "Largest over verified tokens of a layer's error over that of a plain grouped GEMM in the same formats; 2 is "
-        "the bound.",
+        "Largest over verified tokens of a layer's error over that of a plain grouped GEMM in the same formats, which "
+        "adds in fp32. No bound: in fp8 what tensor cores lose is allowed on top, and right rows may be far above 2; "
+        "error_share says how near the bound is. Null in incorrect rows up to schema version 7.",
         since=4,
+    )
+    error_share: float | None = column(
+        "Largest error of a layer over what is allowed, by every rule that holds outputs against the oracle: of "
+        "verified tokens, of 128 of their columns, and of sums over an expert's tokens. 1 is the bound; above it the "
+        "row is incorrect. Null if it is no finite number, as where outputs are NaN.",
+        since=8,
     )
 
     latency_us: float | None = column("Estimate of this repeat, in microseconds; see estimator.")

@@ -58,8 +58,9 @@ def measure_unit(
         flags |= session.flags
         facts |= described_fields(backend, session.descriptions())
         facts |= session.layer_fields()
-    except Incorrect as found:
+    except Incorrect as found:  # by all ranks
         wrong = found
+    facts |= session.error_fields()
     # other exceptions skip this: close is collective, and the peers of a rank that raised are not coming
     report_stage(Stage.CLOSE)
     session.close()  # first: captured graphs hold addresses of the backend's buffers
@@ -80,7 +81,7 @@ def measure_unit(
             failed_stage=wrong.stage,
             flags=flags,
         )
-        records = tuple(replace(record, verified_rounds=session.verified_rounds) for record in records)
+        records = tuple(replace(record, verified_rounds=session.verified_rounds, **facts) for record in records)
         return UnitResult(point_id=unit.point.point_id, launch=unit.launch, records=records)
     gathered = [chains_from_bytes(data) for data in group.all_gather(chains_to_bytes(chains))]
     if group.rank != 0:

@@ -4,6 +4,7 @@ The only place where a backend, the workload, the checks and the clock meet. Col
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -216,17 +217,25 @@ class UnitSession:
             return {}
         from epcross.harness.backends.experts_only import ExpertsOnly
         from epcross.harness.measuring.expert_fields import expert_fields
-        from epcross.harness.verification.layer_ranks import LayerRanks
 
-        assert isinstance(self.ranks, LayerRanks)
-        worst = self.ranks.worst_ratio
         rank = self.backend.rank if isinstance(self.backend, ExpertsOnly) else None
         told = self.backend.compute_description()
         return {
             **expert_fields(self.point, self.ids, rank=rank),
             "compute_version": answers.compute_version(self.backend, told),
-            "error_ratio": max(of_all_ranks(self.group, worst)),
         }
+
+    def error_fields(self) -> dict[str, Any]:
+        """The largest errors of a layer that any rank saw, whether or not it is right; nothing of an exchange. None for
+        what is no finite number, which rows cannot hold. Collective."""
+        if not isinstance(self.backend, LayerBackend):
+            return {}
+        from epcross.harness.verification.layer_ranks import LayerRanks
+
+        assert isinstance(self.ranks, LayerRanks)
+        seen = {"error_ratio": self.ranks.worst_ratio, "error_share": self.ranks.worst_share}
+        worst = {name: max(of_all_ranks(self.group, value)) for name, value in seen.items()}
+        return {name: value if math.isfinite(value) else None for name, value in worst.items()}
 
     def close(self) -> None:
         """Release what the session itself mapped."""

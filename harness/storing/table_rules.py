@@ -39,6 +39,7 @@ def _latency_problems(table: pa.Table) -> list[str]:
         ),
         "are ok without an estimator": _all(ok, pc.invert(_given(table["estimator"]))),
         "are ok with n_samples below 1": _all(ok, pc.less(table["n_samples"], 1)),
+        "are ok with an error_share above 1": _all(ok, pc.greater(table["error_share"], 1)),
         "are ok with a reason why they are not": _all(ok, pc.is_valid(table["reason"])),
         "have a latency though they are not ok": _all(not_ok, told),
         "are not ok and give no reason": _all(not_ok, pc.invert(_given(table["reason"]))),

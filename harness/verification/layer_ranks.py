@@ -2,10 +2,11 @@
 
 The oracle (`kernels.experts.oracle`) computes over the operands as quantised, re-quantised intermediate included, and
 rounds where the expert stage says that it rounds. A token's error may be twice that of a plain grouped GEMM in the same
-formats; errors are added over a rank's tokens by expert, too. Every expert that a token chose is made again here,
-wherever its rank is.
+formats, and what tensor cores lose on top; errors are added over a rank's tokens by expert, too. Every expert that a
+token chose is made again here, wherever its rank is.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,16 @@ _SAME = 2.0**-6
 
 
 class LayerRanks:
-    """`count` ranks of one layer, consecutive; see `LocalRanks`. `worst_ratio`: the largest error that was seen, over
-    that of a plain grouped GEMM."""
+    """`count` ranks of one layer, consecutive; see `LocalRanks`.
+
+    `worst_ratio` is the largest error that was seen, right or wrong, over that of a plain grouped GEMM, and
+    `worst_share` over what is allowed. Infinite where outputs are no numbers; below 0 as long as nothing was judged.
+    """
 
     def __init__(self, backend: LayerBackend, point: Point, group: Group, slots: Slots, count: int) -> None:
         self.backend, self.point, self.group, self.slots = backend, point, group, slots
         self.ranks = range(group.rank * count, (group.rank + 1) * count)
-        self.worst_ratio = 0.0
+        self.worst_ratio = self.worst_share = -math.inf
         self._device = current_device()
         self._expected: dict[tuple[object, ...], oracle.Expected] = {}
         self._arithmetics = list(backend.arithmetics(point))
@@ -118,33 +122,41 @@ class LayerRanks:
         return self._check_in_place(set_index)
 
     def _check(self, set_index: int, batch: GroupBatch, where: str) -> Mismatch | None:
+        """The first rank's that is wrong; all are judged, for the worst of them."""
+        found = [self._check_rank(rank, batch, out, where) for rank, out in self.judged(set_index, batch)]
+        return next((wrong for wrong in found if wrong is not None), None)
+
+    def _check_rank(self, rank: int, batch: GroupBatch, out: "Tensor", where: str) -> Mismatch | None:
         import torch
 
-        for rank, out in self.judged(set_index, batch):
-            wanted = self._of(rank, batch, self._arithmetics[0]).value.shape
-            if tuple(out.shape) != tuple(wanted) or out.dtype is not torch.bfloat16:
-                what = f"outputs{where} are {out.dtype} {tuple(out.shape)}, not {torch.bfloat16} {tuple(wanted)}"
-                return Mismatch(what=what, rank=rank, wrong=1, total=1, unit="of the outputs is malformed")
-            judged = self._judge(rank, batch, out)
-            if judged.ok:
-                self.worst_ratio = max([self.worst_ratio, *judged.times_plain.tolist()])
-                continue
-            what = f"wrong outputs{where}: {judged.sentence()}"
-            if judged.right.all():
-                wrong = int((judged.experts.times_allowed > 1).sum())
-                return Mismatch(
-                    what=what, rank=rank, wrong=wrong, total=len(judged.experts.slots), unit="experts are wrong"
-                )
+        wanted = self._of(rank, batch, self._arithmetics[0]).value.shape
+        if tuple(out.shape) != tuple(wanted) or out.dtype is not torch.bfloat16:
+            self._seen(math.inf, math.inf)
+            what = f"outputs{where} are {out.dtype} {tuple(out.shape)}, not {torch.bfloat16} {tuple(wanted)}"
+            return Mismatch(what=what, rank=rank, wrong=1, total=1, unit="of the outputs is malformed")
+        judged = self._judge(rank, batch, out)
+        ratios = judged.times_plain.nan_to_num(nan=math.inf, posinf=math.inf).tolist()
+        self._seen(max(ratios, default=0.0), judged.worst)
+        if judged.ok:
+            return None
+        what = f"wrong outputs{where}: {judged.sentence()}"
+        if judged.right.all():
+            wrong = int((judged.experts.times_allowed > 1).sum())
             return Mismatch(
-                what=what,
-                rank=rank,
-                source=rank,
-                token=int(judged.times_allowed.argmax()),
-                wrong=int((~judged.right).sum()),
-                total=len(out),
-                unit="output rows are wrong",
+                what=what, rank=rank, wrong=wrong, total=len(judged.experts.slots), unit="experts are wrong"
             )
-        return None
+        return Mismatch(
+            what=what,
+            rank=rank,
+            source=rank,
+            token=int(judged.times_allowed.argmax()),
+            wrong=int((~judged.right).sum()),
+            total=len(out),
+            unit="output rows are wrong",
+        )
+
+    def _seen(self, ratio: float, share: float) -> None:
+        self.worst_ratio, self.worst_share = max(self.worst_ratio, ratio), max(self.worst_share, share)
 
     def judged(self, set_index: int, batch: GroupBatch) -> "list[tuple[int, Tensor]]":
         """Rank and outputs that are looked at."""

@@ -88,7 +88,7 @@ class Judgement:
 
     @property
     def worst(self) -> float:
-        """The largest error of a token or an expert, as a multiple of what is allowed."""
+        """The largest error of a token or an expert, as a multiple of what is allowed: at most 1 if and only if ok."""
         return max([0.0, *self.times_allowed.tolist(), *self.experts.times_allowed.tolist()])
 
     def sentence(self) -> str:

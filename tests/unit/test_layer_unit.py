@@ -70,7 +70,8 @@ def test_a_layer_is_verified_and_timed(regime, formats):
             assert (record.status, record.reason) == ("ok", None)
         assert (record.kind, record.compute, record.compute_version) == ("layer", "plain_experts", "1")
         assert record.verified_rounds == 1 + FEW.sets + 1
-        assert 0 < (record.error_ratio or 0) <= 2
+        assert (record.error_ratio or 0) > 0
+        assert 0 < (record.error_share or 0) <= 1
         assert record.boundary is not None
         assert ("quantise" in record.boundary.split()) == (bool(formats) and record.phase == "layer")
 
@@ -182,6 +183,8 @@ def test_a_broken_layer_is_incorrect(broken, size):
     records = measure(layer(broken), **FP8, **size).records
     assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "verify_before")}
     assert "tokens wrong" in (records[0].reason or "")
+    assert all((r.error_share or 0) > 1 and (r.error_ratio or 0) > 1 for r in records)
+    assert [problem for r in records for problem in check_record(r)] == []
 
 
 def test_experts_that_are_idle_while_timed_are_incorrect():
@@ -208,6 +211,7 @@ def test_experts_that_are_idle_while_timed_are_incorrect():
 
     records = measure(layer(Idle), session=Session).records
     assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
+    assert {(r.error_ratio, r.error_share) for r in records} == {(None, None)}  # of poison, which is no number
     assert "in a timed series" in (records[0].reason or "")
 
 
@@ -231,6 +235,7 @@ def test_a_layer_in_place_that_does_nothing_is_incorrect():
     records = measure(made, session=Session).records
     assert {(r.status, r.failed_stage) for r in records} == {("incorrect", "time")}
     assert "in place in a timed series" in (records[0].reason or "")
+    assert all(0 < (r.error_share or 0) <= 1 for r in records)  # its outputs are right
 
 
 RULES = tuple(Arithmetic(intermediate=RowFormat.FP8, power_of_two_scales=powers) for powers in (False, True))
@@ -267,6 +272,7 @@ def test_outputs_follow_one_rule_of_several_and_the_same_throughout(compute, sta
     made.use_compute(compute)
     records = measure(made, regime=Regime.ENTRY, **FP8).records
     assert {record.status for record in records} == {status}
+    assert {(record.error_share or 0) <= 1 for record in records} == {status == "ok"}
 
 
 @pytest.mark.parametrize("room", [1 << 40, 1], ids=["all kept", "each made"])
@@ -308,7 +314,8 @@ def test_an_expert_stage_by_itself(layout, formats):
     made.use_compute(PlainExperts)
     records = measure(made, kind=BackendKind.EXPERTS, **formats).records
     assert {(r.phase, r.status, r.reason, r.boundary) for r in records} == {("experts", "ok", None, "experts")}
-    assert all(0 < (r.error_ratio or 0) <= 2 for r in records)
+    assert all((r.error_ratio or 0) > 0 for r in records)
+    assert all(0 < (r.error_share or 0) <= 1 for r in records)
 
 
 def test_a_slice_is_given_the_rows_that_come_to_it_alone():
@@ -359,6 +366,7 @@ def test_a_wrong_expert_stage_is_incorrect(layout):
     made.use_compute(SwapsWeights)
     records = measure(made, kind=BackendKind.EXPERTS, **FP8).records
     assert {r.status for r in records} == {"incorrect"}
+    assert all((r.error_share or 0) > 1 for r in records)
 
 
 def test_experts_missing_from_the_layer_alone_are_incorrect():
@@ -422,3 +430,4 @@ def test_a_stale_scale_that_no_token_shows_is_incorrect():
     assert "experts wrong by the sum over their tokens; the worst, slot" in reason
     assert "columns 0 to 127" in reason
     assert "of 8 experts are wrong" in reason
+    assert all(1 < (r.error_share or 0) < 2 for r in records)

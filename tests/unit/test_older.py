@@ -67,6 +67,10 @@ def test_runs_and_tables_from_before_are_read_so_and_stay_as_they_are(run: RunDi
     older = rows_table([replace(row, flags="throttled") for row in read.records])
     pq.write_table(older, tmp_path / "rows.parquet")
     assert set(load_rows(tmp_path / "rows.parquet")["flags"]) == {"power_capped"}
+
+    lacking = older.drop(["error_share"])  # which came with version 8
+    pq.write_table(lacking, tmp_path / "lacking.parquet")
+    assert load_rows(tmp_path / "lacking.parquet")["error_share"].isna().all()
     newer = older.set_column(0, "schema_version", pa.array([SCHEMA_VERSION] * len(older), pa.int64()))
     pq.write_table(newer, tmp_path / "newer.parquet")
     assert set(load_rows(tmp_path / "newer.parquet")["flags"]) == {"throttled"}

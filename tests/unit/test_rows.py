@@ -97,6 +97,7 @@ def test_a_failure_needs_a_status_and_a_reason(status: Status, reason: str):
 def test_good_records_pass():
     assert check_record(OK) == []
     assert check_record(FAILED) == []
+    assert check_record(replace(OK, error_share=1.0)) == check_record(replace(FAILED, error_share=1.01)) == []
     assert check_record(replace(OK, latency_us=10, latency_min_us=9, latency_max_us=10)) == []
     # a record of words read back from JSON is as good as one of enums
     assert check_record(Record(**json.loads(json.dumps({n: getattr(OK, n) for n in OK.__slots__})))) == []
@@ -109,6 +110,7 @@ def test_good_records_pass():
         (OK, {"latency_max_us": None}, "latency_max_us is missing though status is ok"),
         (OK, {"estimator": ""}, "estimator is missing though status is ok"),
         (OK, {"n_samples": 0}, "n_samples is 0 though status is ok"),
+        (OK, {"error_share": 1.01}, "error_share is 1.01 though status is ok; above 1 outputs are wrong"),
         (OK, {"reason": "but"}, "reason is 'but' though status is ok"),
         (OK, {"latency_us": math.nan}, "latency_us is nan; it must be finite"),
         (OK, {"latency_max_us": math.inf}, "latency_max_us is inf; it must be finite"),

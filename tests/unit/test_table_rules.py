@@ -80,6 +80,7 @@ def test_a_row_is_there_once(table: pa.Table, tmp_path: Path) -> None:
         ("latency_max_us", float("inf"), "latency_max_us is infinite or no number somewhere"),
         ("estimator", "", "4 rows are ok without an estimator"),
         ("n_samples", 0, "4 rows are ok with n_samples below 1"),
+        ("error_share", 1.01, "4 rows are ok with an error_share above 1"),
         ("reason", "rank 1 died", "4 rows are ok with a reason why they are not"),
         ("status", "error", "4 rows have a latency though they are not ok"),
         ("tokens_per_rank", -3, "tokens_per_rank is -3, where only numbers from 0 on are allowed"),
@@ -100,7 +101,7 @@ def test_a_row_keeps_its_own_rules(table: pa.Table, tmp_path: Path, column: str,
 def test_what_a_run_may_leave_is_read(table: pa.Table, tmp_path: Path) -> None:
     for column, value in [
         ("flags", "throttled warm_l2"), ("gpu_temperature_c", -3), ("latency_min_us", 10.0), ("workspace_bytes", 0),
-        ("workspace_bytes", None), ("boundary", None),
+        ("workspace_bytes", None), ("boundary", None), ("error_share", 1.0),
     ]:  # fmt: skip
         rows = with_value(table.slice(0, 1), column, value)
         assert len(load_rows(store(tmp_path / "rows", rows))) == 1
