@@ -1,7 +1,7 @@
 """DeepGEMM's grouped GEMMs, with what an engine puts around them: rows brought to their experts and sums brought back.
 
     expert-major   masked GEMM on rows in place, SwiGLU and re-quantisation, masked GEMM into `out`
-    rank-major     index, rows copied to their experts, GEMM, SwiGLU and re-quantisation, GEMM, weighted sums to `out`:
+    rank-major     rows copied to their experts, GEMM, SwiGLU and re-quantisation, GEMM, weighted sums to `out`:
                    masked, with room for every row at each expert, or contiguous, each expert padded to the alignment
 
 The library compiles a kernel for each shape when it is first called; `prepare` leaves that to the first `run`.
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from epcross.kernels.experts.capability import major_capability
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
-from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, on, triton_missing
-from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows, RankMajorRows
+from epcross.kernels.experts.gather.index import on, triton_missing
+from epcross.kernels.experts.gather.permute import Permutation
+from epcross.kernels.experts.rows import ExpertMajorRows, ExpertRows
 from epcross.kernels.experts.weights import ExpertWeights
 from epcross.kernels.formats import RowFormat
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _MASKED_BYTES = 8 << 30  # of memory that room for every row at each expert is worth: see `rank_major_form`
 _FORMS = ("auto", "masked", "contiguous")
-_BLOCK_T = 16  # of the index, where tiles are only units of work
+_PROGRAMS_PER_SM = 8  # of SwiGLU
 
 MASKED_ROWS_MULTIPLE = 128
 """The masked products store whole tiles, of 64 or 128 rows, at an expert's first row and on: an expert's room must end
@@ -99,20 +100,20 @@ class DeepGemm(ExpertCompute):
         self._fp8 = shape.row_format is RowFormat.FP8
         device = weights.copies[0].gate_up.device
         sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        experts = shape.num_local_experts
-        self._programs = -(-4 * sms // experts) * experts  # each expert has as many
+        self._programs, experts = _PROGRAMS_PER_SM * sms, shape.num_local_experts
         form = "masked" if layout is Layout.EXPERT_MAJOR else self._form
         if form == "auto":
             form = rank_major_form(shape)
-        self._masked, self._index = form == "masked", None
+        self._masked, self._permutation, self._align = form == "masked", None, 1
+        self._room = shape.capacity_rows
         if layout is Layout.RANK_MAJOR:
-            align = _BLOCK_T if self._masked else int(deep_gemm.get_mk_alignment_for_contiguous_layout())
-            self._index = PairIndex(shape, align, device)
-            self._capacity = _masked_room(shape)
-            places = (experts, self._capacity) if self._masked else (self._index.max_tiles * align,)
-        else:
-            self._capacity = shape.capacity_rows
-            places = (experts, self._capacity)
+            self._room = _masked_room(shape) if self._masked else 0
+            if not self._masked:
+                self._align = int(deep_gemm.get_mk_alignment_for_contiguous_layout())
+            self._permutation = Permutation(shape, self._room, self._align, device)
+        places = (experts, self._room)
+        if self._permutation is not None and not self._masked:
+            places = (self._permutation.places,)
         self._places = math.prod(places)
         element = torch.float8_e4m3fn if self._fp8 else torch.bfloat16
         hidden, inter = shape.hidden, shape.intermediate
@@ -145,21 +146,26 @@ class DeepGemm(ExpertCompute):
             self._swiglu(rows.counts)
             self._product(self._h, self._h_scale, down, rows.out, rows.counts)
             return
-        index = self._index
-        assert index is not None
-        index.fill(rows, pdl=False)
-        self._bring(rows)
-        self._product(self._x, self._x_scale, gate_up, self._gate_up, index.expert_rows)
-        self._swiglu(index.expert_rows)
-        self._product(self._h, self._h_scale, down, self._y, index.expert_rows)
-        self._return(rows)
+        permutation = self._permutation
+        assert permutation is not None
+        assert self._x is not None
+        assert self._x_scale is not None
+        assert self._y is not None
+        counts = permutation.expert_rows
+        permutation.bring(rows, self._x, self._x_scale, self._group)
+        self._product(self._x, self._x_scale, gate_up, self._gate_up, counts)
+        self._swiglu(counts)
+        self._product(self._h, self._h_scale, down, self._y, counts)
+        permutation.back(rows, self._y)
 
     def describe(self) -> ComputeDescription:
         """The library, and which of its kernels."""
         form = "masked" if self._masked else "contiguous"
         kind = "fp8" if self._fp8 else "bf16"
-        around = ("index_kernel", "bring_kernel") if self._layout is Layout.RANK_MAJOR else ()
-        back = ("return_kernel",) if self._layout is Layout.RANK_MAJOR else ()
+        around = back = ()
+        if self._layout is Layout.RANK_MAJOR:
+            around = ("place_kernel",) if self._masked else ("place_kernel", "bring_kernel")
+            back = ("return_kernel",)
         product = f"m_grouped_{kind}_gemm_nt_{form}"
         version = f"deep_gemm {getattr(self._library, '__version__', 'unknown')}"
         kernels = (*around, product, "swiglu_kernel", product, *back)
@@ -169,12 +175,12 @@ class DeepGemm(ExpertCompute):
     def workspace_bytes(self) -> int:
         """Rows at their experts, both products, the intermediate."""
         buffers = (self._gate_up, self._h, self._h_scale, self._x, self._x_scale, self._y, self._group)
-        index = 0 if self._index is None else self._index.nbytes
-        return index + sum(buffer.nbytes for buffer in buffers if buffer is not None)
+        around = 0 if self._permutation is None else self._permutation.nbytes
+        return around + sum(buffer.nbytes for buffer in buffers if buffer is not None)
 
     def release(self) -> None:
         """Lets go of all of that."""
-        self._weights, self._index = [], None
+        self._weights, self._permutation = [], None
         del self._gate_up, self._h, self._h_scale, self._x, self._x_scale, self._y, self._group
 
     def _product(self, a: Any, a_scale: Any, b: Any, out: Any, counts: "torch.Tensor") -> None:
@@ -191,58 +197,21 @@ class DeepGemm(ExpertCompute):
         else:
             getattr(library, f"m_grouped_{kind}_gemm_nt_contiguous")(left, b, out, self._group, **recipe)
 
-    def _bring(self, rows: RankMajorRows) -> None:
-        """Copy rows to their experts."""
-        import triton
-
-        from epcross.kernels.experts.gather.permute_kernels import bring_kernel
-
-        index, shape, first, second = self._index, self._shape, rows.sets[0], rows.sets[-1]
-        assert index is not None
-        assert self._x is not None
-        assert self._x_scale is not None
-        x = first.rows.view(self._h.dtype)
-        scale = first.scales.view(self._h_scale.dtype) if self._fp8 else self._h_scale
-        scale_delta, scale_stride = (apart(first.scales, second.scales) // 4, scale.stride(0)) if self._fp8 else (0, 0)
-        on(bring_kernel, self._programs)(
-            x, apart(first.rows, second.rows) // x.element_size(), x.stride(0), scale, scale_delta, scale_stride,
-            epoch_of(rows, index.schedule), index.pairs, rows.capacity_rows, index.schedule, index.expert_rows,
-            index.expert_tile, index.tile, index.max_tiles, self._x, self._x_scale,
-            self._x_scale.stride(0) if self._masked else 0, self._x_scale.stride(-1),
-            index.schedule if self._group is None else self._group, self._capacity, self._places,
-            H=shape.hidden, H_PAD=triton.next_power_of_2(shape.hidden),
-            SCALES_PAD=triton.next_power_of_2(shape.hidden // 128), K=shape.top_k, E=shape.num_local_experts,
-            BLOCK_T=index.block_t, FP8=self._fp8, MASKED=self._masked, TWO_SETS=len(rows.sets) == 2, num_warps=4,
-        )  # fmt: skip
-
     def _swiglu(self, counts: "torch.Tensor") -> None:
         """From GEMM1's bf16 to what GEMM2 reads."""
         import triton
 
-        from epcross.kernels.experts.gather.permute_kernels import swiglu_kernel
+        from epcross.kernels.experts.gather.swiglu_kernel import swiglu_kernel
 
-        index, shape = self._index, self._shape
+        permutation, shape = self._permutation, self._shape
+        listed = (counts, counts) if permutation is None else (permutation.listed_count, permutation.taken_count)
         on(swiglu_kernel, self._programs)(
-            self._gate_up, counts, counts if index is None else index.expert_tile, self._h, self._h_scale,
-            self._h_scale.stride(0) if self._masked else 0, self._h_scale.stride(-1), self._capacity, self._places,
+            self._gate_up, counts, *listed, self._h, self._h_scale,
+            self._h_scale.stride(0) if self._masked else 0, self._h_scale.stride(-1), self._room, self._places,
             I=shape.intermediate, BLOCKS_PAD=triton.next_power_of_2(shape.intermediate // 128),
-            E=shape.num_local_experts, BLOCK_T=_BLOCK_T if index is None else index.block_t, FP8=self._fp8,
-            POWER_OF_TWO=shape.power_of_two_scales, MASKED=self._masked, num_warps=4,
-        )  # fmt: skip
-
-    def _return(self, rows: RankMajorRows) -> None:
-        """Weighted sums to where the combine reads."""
-        from epcross.kernels.experts.gather.permute_kernels import return_kernel
-
-        index, shape, first, second = self._index, self._shape, rows.sets[0], rows.sets[-1]
-        assert index is not None
-        assert self._y is not None
-        on(return_kernel, self._programs)(
-            self._y, index.place, first.weights, apart(first.weights, second.weights), first.weights.stride(0),
-            epoch_of(rows, index.schedule), index.expert_tile, rows.capacity_rows, self._places,
-            rows.out, rows.out.stride(0), self._capacity,
-            H=shape.hidden, K=shape.top_k, BLOCK_T=index.block_t, BLOCK_N=1024, MASKED=self._masked,
-            TWO_SETS=len(rows.sets) == 2, num_warps=4,
+            E=shape.num_local_experts, E_PAD=triton.next_power_of_2(shape.num_local_experts), BLOCK_T=self._align,
+            FP8=self._fp8, POWER_OF_TWO=shape.power_of_two_scales, MASKED=self._masked,
+            LISTED=permutation is not None, num_warps=4,
         )  # fmt: skip
 
 

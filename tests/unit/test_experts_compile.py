@@ -18,6 +18,8 @@ from triton.compiler import ASTSource
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather.gemm_kernels import down_kernel, gate_up_kernel
 from epcross.kernels.experts.gather.index_kernel import index_kernel
+from epcross.kernels.experts.gather.permute_kernels import bring_kernel, place_kernel, return_kernel
+from epcross.kernels.experts.gather.swiglu_kernel import swiglu_kernel
 from epcross.kernels.experts.gather_gemm import GatherGemm, Tiles, default_tiles
 from epcross.kernels.formats import RowFormat
 
@@ -32,6 +34,10 @@ POINTERS = {
     "headers_ptr": "*i64",
     "out_ptr": "*bf16",
     **dict.fromkeys(("w_scale_ptr", "x_scale_ptr", "h_scale_ptr", "part_ptr", "weight_ptr"), "*fp32"),
+}
+AROUND = {
+    **dict.fromkeys(("gate_up_ptr", "y_ptr"), "*bf16"),
+    **dict.fromkeys(("pair_weight_ptr", "to_scale_ptr"), "*fp32"),
 }
 
 
@@ -51,7 +57,11 @@ def shape_at(expected: int, fp8: bool) -> ExpertShape:
 def compiled(kernel: Any, constants: dict[str, Any], fp8: bool, capability: int, **options: int) -> Any:
     element = "fp8e4nv" if fp8 else "bf16"
     types = {**POINTERS, "x_ptr": f"*{element}", "h_ptr": f"*{element}"}
-    if kernel is not index_kernel:
+    if "WORDS" in constants:
+        types["x_ptr"] = "*i32"  # rows are copied, whatever they hold
+    if kernel in {place_kernel, bring_kernel, swiglu_kernel, return_kernel}:
+        types |= AROUND
+    elif kernel is not index_kernel:
         width = constants["BLOCK_K"]
         types["w_desc"] = f"tensordesc<{element}[{constants['BLOCK_N']}, {width}]>"
         types["h_desc"] = f"tensordesc<{element}[{constants['BLOCK_T']}, {width}]>"
@@ -184,3 +194,42 @@ def test_the_index() -> None:
     }  # fmt: skip
     made = compiled(index_kernel, constants, False, 90, num_warps=4)
     assert "atom" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+@pytest.mark.parametrize("copy", [True, False], ids=["masked", "contiguous"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_rows_are_brought_16_bytes_at_a_time(fp8: bool, copy: bool, rows: int, tmp_path: Path) -> None:
+    """And what a program keeps of two rows leaves room for 8 programs of fp8 rows, 4 of bf16 rows."""
+    sizes = {
+        "WORDS": 1792 if fp8 else 3584, "WORDS_PAD": 2048 if fp8 else 4096, "SCALES": 56 if fp8 else 0,
+        "SCALES_PAD": 64 if fp8 else 1, "K": 8, "K_PAD": 8, "E": 32, "TWO_SETS": True,
+    }  # fmt: skip
+    warps = 4 if fp8 else 8
+    placing = {**sizes, "ROWS": rows, "COPY": copy, "HAS_HEADERS": True, "HAS_LIMIT": False}
+    made = [compiled(place_kernel, placing, fp8, 90, num_warps=warps)]
+    if not copy:
+        made.append(compiled(bring_kernel, {**sizes, "E_PAD": 32, "BLOCK_T": 128}, fp8, 90, num_warps=warps))
+    for each in made:
+        registers, stack = usage(each.asm["cubin"], tmp_path)
+        assert stack == 0
+        assert registers <= (64 if rows < 64 else 80)
+    words = made[-1].asm["ptx"]
+    assert words.count("ld.global.v4.b32") >= 4
+    assert words.count("st.global.v4.b32") == 4
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_what_lies_between_and_behind_the_products(fp8: bool, masked: bool, tmp_path: Path) -> None:
+    between = {
+        "I": 2048, "BLOCKS_PAD": 16, "E": 32, "E_PAD": 32, "BLOCK_T": 128, "FP8": fp8, "POWER_OF_TWO": False,
+        "MASKED": masked, "LISTED": True,
+    }  # fmt: skip
+    behind = {"H": 7168, "K": 8, "E": 32, "E_PAD": 32, "BLOCK_N": 1024}
+    for kernel, constants, most in ((swiglu_kernel, between, 64), (return_kernel, behind, 32)):
+        made = compiled(kernel, constants, fp8, 90, num_warps=4)
+        registers, stack = usage(made.asm["cubin"], tmp_path)
+        assert stack == 0
+        assert registers <= most
+        assert "ld.global.v4.b32" in made.asm["ptx"]

@@ -15,8 +15,9 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: make triton", allow_module_level=True)
 
 
-def test_kernels_of_experts(tmp_path: Path) -> None:
-    file = "tests/interpreted/gather_cases.py"
+@pytest.mark.parametrize("file", ["gather_cases.py", "permute_cases.py"])
+def test_kernels_of_experts(file: str, tmp_path: Path) -> None:
+    file = f"tests/interpreted/{file}"
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", file, "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={tmp_path}"],

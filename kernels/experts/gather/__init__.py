@@ -7,4 +7,6 @@
 
 Nothing is decided on the host: how many tiles there are, and over how many programs a short sum is spread, is written
 by the first kernel and read by the others, so a captured graph serves any routing.
+
+permute_kernels and swiglu_kernel are what a library's grouped GEMMs need around them instead (`deepgemm.py`).
 """
