@@ -13,6 +13,7 @@ EPOCH_SHIFT = tl.constexpr(21)  # of kernels/onesided/layout.py; a test holds th
 TILES, SPLITS, SHARED, DROPPED, WHOLE = (tl.constexpr(place) for place in range(5))
 """Places in `schedule`: tiles, programs that share a sum of GEMM1, rows with several pairs, tiles without a place, and
 how many sums of GEMM1, the first ones, nobody shares."""
+MAX_SPLITS = tl.constexpr(8)  # parts of a sum
 FULL_SHARE, PART_SHARE = tl.constexpr(0.6), tl.constexpr(0.02)  # see `_balanced`
 
 
@@ -36,6 +37,18 @@ def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr)
         better = (cost < least) & ((parts == 1) | (units <= 2 * programs))
         splits = tl.where(better, parts, splits)
         least = tl.where(better, cost, least)
+    return splits
+
+
+@triton.jit
+def parts_of(blocks, programs, MAX_SPLITS: tl.constexpr, BALANCE: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Into how many parts to cut each of so many of GEMM1's sums, see `Tiles.balance`."""
+    splits = 1
+    if BALANCE:
+        splits = _balanced(blocks, programs, MAX_SPLITS, BLOCK_T)
+    else:
+        while (splits * 2 <= MAX_SPLITS) & (blocks * splits < programs):
+            splits *= 2
     return splits
 
 
@@ -79,7 +92,10 @@ def index_kernel(
     HAS_HEADERS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,  # launched before the kernel before has ended
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -126,20 +142,16 @@ def index_kernel(
         tl.store(expert_rows_ptr + each, rows, mask=each < E)
         tl.store(expert_tile_ptr + each, first, mask=each < E)
         total_kept = tl.minimum(total, max_tiles)
-        splits, whole = 1, 0
-        if BALANCE:
-            if BALANCE == 2:
-                whole = total_kept * COLUMN_BLOCKS // wanted_units * wanted_units
-                # not between two tiles of an expert at one column: which of them a pair is in would decide its sum
-                kept_tiles = tl.minimum(tiles, total_kept - first)  # of each expert; below 1 if none has a place
-                there = (first <= whole // COLUMN_BLOCKS) & (whole // COLUMN_BLOCKS < first + kept_tiles)
-                begin = tl.sum(tl.where(there, first, 0), 0) * COLUMN_BLOCKS
-                alike = tl.maximum(tl.sum(tl.where(there, kept_tiles, 0), 0), 1)
-                whole = begin + (whole - begin) // alike * alike
-            splits = _balanced(total_kept * COLUMN_BLOCKS - whole, wanted_units, MAX_SPLITS, BLOCK_T)
-        else:
-            while (splits * 2 <= MAX_SPLITS) & (total_kept * COLUMN_BLOCKS * splits < wanted_units):
-                splits *= 2
+        blocks, whole = total_kept * COLUMN_BLOCKS, 0
+        if BALANCE == 2:
+            whole = blocks // wanted_units * wanted_units
+            # not between two tiles of an expert at one column: which of them a pair is in would decide its sum
+            kept_tiles = tl.minimum(tiles, total_kept - first)  # of each expert; below 1 if none has a place
+            there = (first <= whole // COLUMN_BLOCKS) & (whole // COLUMN_BLOCKS < first + kept_tiles)
+            begin = tl.sum(tl.where(there, first, 0), 0) * COLUMN_BLOCKS
+            alike = tl.maximum(tl.sum(tl.where(there, kept_tiles, 0), 0), 1)
+            whole = begin + (whole - begin) // alike * alike
+        splits = parts_of(blocks - whole, wanted_units, MAX_SPLITS, BALANCE, BLOCK_T)
         shared = tl.load(counters_ptr + E, cache_modifier=".cg")
         tl.store(schedule_ptr + TILES, total_kept)
         tl.store(schedule_ptr + SPLITS, splits)
