@@ -144,8 +144,8 @@ class GatherGemm(ExpertCompute):
         index.fill(rows, pdl=dependent, early=dependent and bool(tiles.early))
         on(gate_up_kernel, self._units)(
             w1, w1_bytes, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4,
-            x_scale.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.expert_tile,
-            index.tile, index.max_tiles, self._h, self._h_scale, self._gate_up_part, self._arrivals,
+            x_scale.stride(0), epoch, index.pairs, num_rows, index.schedule, index.tile, index.max_tiles, self._h,
+            self._h_scale, self._gate_up_part, self._arrivals,
             POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, TALL=bool(tiles.tall),
             IN_TURN=bool(tiles.in_turn), LATE=bool(tiles.late), ALONE=bool(tiles.alone), AHEAD=tiles.ahead,
             # both for AHEAD alone: without it one compiled kernel serves any number of experts

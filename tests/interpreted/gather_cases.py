@@ -288,6 +288,8 @@ def test_the_index_has_every_pair_once(seed: int) -> None:
         assert int(index.expert_tile[expert]) == wanted_tiles
         found = [(index.tile[0, t], index.tile[1, t]) for t in range(wanted_tiles, wanted_tiles + -(-count // 16))]
         assert found == [(expert, 16 * number) for number in range(len(found))]
+        of_expert = index.tile[2:, wanted_tiles : wanted_tiles + len(found)]
+        assert of_expert.tolist() == [[count] * len(found), [wanted_tiles] * len(found)]
         wanted_tiles += len(found)
         assert torch.equal(index.place.reshape(-1)[pairs >> 1], expert * 150 + torch.arange(count, dtype=torch.int32))
         alone = (((ids >= 2) & (ids < 7)).sum(1) == 1)[(pairs >> 1) // 6]

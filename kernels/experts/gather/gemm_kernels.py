@@ -29,12 +29,12 @@ def _pairs_from(first, expert, rows, index_ptr, num_rows, BLOCK_T: tl.constexpr)
 
 
 @triton.jit
-def _place_of(block, tiles, tile_ptr, expert_rows_ptr, expert_tile_ptr, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
+def _place_of(block, tiles, tile_ptr, max_tiles, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
     """Of GEMM1's sums, in their order: expert, column, tile. Which tile and column one is of, its expert, the rows of
     that, and the first pair of the tile. Tiles of an expert at one column are neighbours: they read the same weights at
     the same time."""
-    expert = tl.load(tile_ptr + block // COLUMNS)  # of any of its tiles
-    rows, first = tl.load(expert_rows_ptr + expert), tl.load(expert_tile_ptr + expert)
+    at = tile_ptr + block // COLUMNS  # any tile of its expert
+    expert, rows, first = tl.load(at), tl.load(at + 2 * max_tiles), tl.load(at + 3 * max_tiles)
     alike = tl.minimum((rows + BLOCK_T - 1) // BLOCK_T, tiles - first)  # fewer where tiles found no place
     rest = block - first * COLUMNS
     column = rest // alike
@@ -57,8 +57,6 @@ def gate_up_kernel(
     index_ptr,
     num_rows,
     schedule_ptr,
-    expert_rows_ptr,
-    expert_tile_ptr,
     tile_ptr,
     max_tiles,
     h_ptr,  # out [max_tiles * BLOCK_T, I]: the intermediate, as quantised
@@ -106,7 +104,7 @@ def gate_up_kernel(
         block = tl.where(unit < whole, unit, whole + shared)
         split = tl.where(unit < whole, 0, unit - whole - shared * splits)
         tile, column_block, expert, rows, first_pair = _place_of(
-            block, tiles, tile_ptr, expert_rows_ptr, expert_tile_ptr, columns_of_tile, BLOCK_T
+            block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK_T
         )
         column = column_block * BLOCK_N
         pair, own = _pairs_from(first_pair, expert, rows, index_ptr, num_rows, BLOCK_T)

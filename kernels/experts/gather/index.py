@@ -53,7 +53,7 @@ class PairIndex:
         self.schedule = torch.zeros(5, dtype=torch.int32, device=device)
         self.expert_rows = empty(experts)
         self.expert_tile = empty(experts)
-        self.tile = empty(2, self.max_tiles)
+        self.tile = empty(4, self.max_tiles)
 
     @property
     def nbytes(self) -> int:

@@ -76,7 +76,7 @@ def index_kernel(
     schedule_ptr,  # out int32 [5]
     expert_rows_ptr,  # out int32 [E]
     expert_tile_ptr,  # out int32 [E]: the first tile of each expert
-    tile_ptr,  # out int32 [2, max_tiles]: expert, and number of its first pair
+    tile_ptr,  # out int32 [4, max_tiles]: expert, number of its first pair; the expert's pairs and first tile
     max_tiles,
     wanted_units,  # of GEMM1; below it sums are split
     E: tl.constexpr,
@@ -113,17 +113,18 @@ def index_kernel(
         here = here & (((header ^ (epoch << EPOCH_SHIFT)) >> EPOCH_SHIFT) == 0) & ((header & 1) == 1)
     if HAS_LIMIT:
         here = here & (row < tl.load(limit_ptr))
-    wanted = here[:, None] & (selection < K)[None, :]
-    slot = tl.load(ids_ptr + row.to(tl.int64)[:, None] * ids_stride + selection[None, :], mask=wanted, other=-1)
+    known = (row < num_rows)[:, None] & (selection < K)[None, :]
+    # also of rows that are not here, so that ids need not wait for headers; what such rows have is not used
+    slot = tl.load(ids_ptr + row.to(tl.int64)[:, None] * ids_stride + selection[None, :], mask=known, other=-1)
     expert = slot - first_slot
-    local = wanted & (slot >= first_slot) & (expert < E)
+    local = here[:, None] & known & (slot >= first_slot) & (expert < E)
     pair = row[:, None] * K + selection[None, :]
     number = tl.atomic_add(counters_ptr + expert, 1, mask=local, sem="relaxed")
     several = tl.sum(local.to(tl.int32), 1) > 1
+    at = tl.atomic_add(counters_ptr + E + tl.zeros_like(row), 1, mask=several, sem="relaxed")
     tl.store(index_ptr + expert.to(tl.int64) * num_rows + number, pair * 2 + several[:, None], mask=local)
     place = tl.where(local, expert * num_rows + number, -1)
-    tl.store(place_ptr + pair, place, mask=(row < num_rows)[:, None] & (selection < K)[None, :])
-    at = tl.atomic_add(counters_ptr + E + tl.zeros_like(row), 1, mask=several, sem="relaxed")
+    tl.store(place_ptr + pair, place, mask=known)
     tl.store(shared_ptr + at, row, mask=several)
 
     tl.debug_barrier()  # all of this block is written before it counts as done
@@ -131,6 +132,7 @@ def index_kernel(
     if done == tl.num_programs(0) - 1:
         each = tl.arange(0, E_PAD)
         rows = tl.load(counters_ptr + each, mask=each < E, other=0, cache_modifier=".cg")
+        shared = tl.load(counters_ptr + E, cache_modifier=".cg")
         tiles = (rows + BLOCK_T - 1) // BLOCK_T
         first = tl.cumsum(tiles, 0) - tiles
         total = tl.sum(tiles, 0)
@@ -139,6 +141,8 @@ def index_kernel(
             kept = (number_of_tile < tiles) & (tile < max_tiles)
             tl.store(tile_ptr + tile, each, mask=kept)
             tl.store(tile_ptr + max_tiles + tile, tl.zeros_like(each) + number_of_tile * BLOCK_T, mask=kept)
+            tl.store(tile_ptr + 2 * max_tiles + tile, rows, mask=kept)
+            tl.store(tile_ptr + 3 * max_tiles + tile, first, mask=kept)
         tl.store(expert_rows_ptr + each, rows, mask=each < E)
         tl.store(expert_tile_ptr + each, first, mask=each < E)
         total_kept = tl.minimum(total, max_tiles)
@@ -152,7 +156,6 @@ def index_kernel(
             alike = tl.maximum(tl.sum(tl.where(there, kept_tiles, 0), 0), 1)
             whole = begin + (whole - begin) // alike * alike
         splits = parts_of(blocks - whole, wanted_units, MAX_SPLITS, BALANCE, BLOCK_T)
-        shared = tl.load(counters_ptr + E, cache_modifier=".cg")
         tl.store(schedule_ptr + TILES, total_kept)
         tl.store(schedule_ptr + SPLITS, splits)
         tl.store(schedule_ptr + SHARED, shared)
