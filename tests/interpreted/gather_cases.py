@@ -155,6 +155,15 @@ def test_parts_of_sums_fill_the_last_turn(experts: int, balance: int, splits: in
     assert whole == (experts * 16 // 264 * 264 if balance == 2 else 0)
 
 
+def test_a_turn_of_large_tiles_takes_as_long_as_a_full_one() -> None:
+    """Four tiles of 16 units on 132 programs: two parts of each are worth their storing, as the memory does not bound
+    the products of such tiles."""
+    shape = shape_of(*FORMATS["bf16"], num_local_experts=4, first_slot=0, capacity_rows=12)
+    index = PairIndex(shape, 128, torch.device("cpu"), column_blocks=16, units=132, balance=1)
+    index.fill(rank_major(shape, share=1.0, headers=False, slots=4), pdl=False)
+    assert index.schedule.tolist()[:2] == [4, 2]
+
+
 @pytest.mark.parametrize("formats", FORMATS)
 def test_other_tiles_give_the_same(formats: str) -> None:
     shape = shape_of(*FORMATS[formats], intermediate=256)

@@ -210,10 +210,10 @@ def test_products_on_blackwell() -> None:
     assert "cp.async.bulk.tensor" in made.asm["ptx"]
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_the_index(early: bool) -> None:
+@pytest.mark.parametrize(("early", "block_t"), [(False, 16), (True, 128)])
+def test_the_index(early: bool, block_t: int) -> None:
     constants = {
-        "E": 32, "E_PAD": 32, "K": 8, "K_PAD": 8, "ROWS": 64, "BLOCK_T": 16, "COLUMN_BLOCKS": 16, "MAX_SPLITS": 8,
+        "E": 32, "E_PAD": 32, "K": 8, "K_PAD": 8, "ROWS": 64, "BLOCK_T": block_t, "COLUMN_BLOCKS": 16, "MAX_SPLITS": 8,
         "BALANCE": 2, "TWO_SETS": True, "HAS_HEADERS": True, "HAS_LIMIT": False, "PDL": True, "EARLY": early,
     }  # fmt: skip
     made = compiled(index_kernel, constants, False, 90, num_warps=4)

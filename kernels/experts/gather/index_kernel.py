@@ -22,16 +22,18 @@ def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr)
     """Into how many parts to cut each sum so that all are done soonest, in turns of `programs` units.
 
     A turn that is not full takes less, but not below FULL_SHARE: fewer programs do not draw the memory's bandwidth.
-    Each part costs PART_SHARE of a sum for every 16 pairs of a tile, for being stored and read. There is room for twice
-    as many parts as programs.
+    Of tiles of 128 pairs, which their products bound and not the memory, it takes as long as a full one. Each part
+    costs PART_SHARE of a sum for every 16 pairs of a tile, for being stored and read. There is room for twice as many
+    parts as programs.
     """
     splits = 1
     least = 1e9
+    FLOOR: tl.constexpr = 1.0 if BLOCK_T >= 128 else FULL_SHARE
     for parts in tl.static_range(1, MAX_SPLITS + 1):
         units = blocks * parts
         turns = units // programs
         rest = (units - turns * programs).to(tl.float32) / programs
-        cost = (turns + tl.where(rest > 0, tl.maximum(rest, FULL_SHARE), 0.0)) / parts
+        cost = (turns + tl.where(rest > 0, tl.maximum(rest, FLOOR), 0.0)) / parts
         if parts > 1:
             cost += PART_SHARE * (BLOCK_T / 16) * units.to(tl.float32) / programs
         better = (cost < least) & ((parts == 1) | (units <= 2 * programs))
