@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ import torch  # noqa: E402
 from epcross.kernels.experts.compute import ExpertCompute  # noqa: E402
 from epcross.kernels.experts.deepgemm import DeepGemm  # noqa: E402
 from epcross.kernels.experts.formats import Layout  # noqa: E402
+from epcross.kernels.experts.gather.tiles import chosen_tiles  # noqa: E402
 from epcross.kernels.experts.gather_gemm import GatherGemm  # noqa: E402
 from epcross.kernels.experts.landing import RankMajorLanding  # noqa: E402
 from epcross.kernels.experts.torch_grouped import TorchGrouped  # noqa: E402
@@ -130,16 +131,20 @@ def main() -> None:
 
 
 def compiled_ahead(asked: dict[Place, list[Tiles]]) -> dict[tuple[Place, str], str]:
-    """Compile in as many processes as there are cores for; which choices cannot be had, and why."""
+    """Compile in as many processes as there are cores for, once where points share kernels; which choices cannot be
+    had, and why."""
     workers = max(1, min(12, (os.cpu_count() or 2) - 2))
+    waiting: dict[Any, Future[str | None]] = {}
+    which: dict[tuple[Place, str], Any] = {}
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {
-            (place, json.dumps(tiles)): pool.submit(compile_tiles, place, tiles)
-            for place, found in asked.items()
-            for tiles in ({}, *found)
-        }
-        results = {key: each.result() for key, each in waiting.items()}
-    return {key: reason for key, reason in results.items() if reason}
+        for place, found in asked.items():
+            shape = place.shape()
+            for tiles in ({}, *found):
+                key = (place.formats, shape.num_local_experts, chosen_tiles(shape, tiles))
+                which[place, json.dumps(tiles)] = key
+                if key not in waiting:
+                    waiting[key] = pool.submit(compile_tiles, place, tiles)
+    return {each: reason for each, key in which.items() if (reason := waiting[key].result())}
 
 
 def candidates(found: list[Tiles], *, ours: bool) -> list[tuple[str, Layout, Tiles | None, ExpertCompute]]:
