@@ -133,6 +133,9 @@ def test_expert_major(formats: str, name: str, tokens: int) -> None:
         {"block_t": 64, "warps": 16, "down_per_sm": 2, "down_regs": 128},
         {"block_t": 64, "tall": 1, "down_tall": 1},
         {"block_t": 128, "tall": 1, "stages": 3, "down_tall": 1, "down_block_n": 64},
+        {"block_t": 128, "tall": 1, "warps": 8, "down_tall": 1, "down_pair": 1, "down_warps": 8, "down_per_sm": 1},
+        {"block_t": 128, "tall": 1, "warps": 8, "down_pair": 1, "down_block_n": 64, "rounded": 1, "finish_per_sm": 8},
+        {"block_t": 16, "warps": 8, "balance": 1, "ahead": 256, "early": 1},
     ],
 )
 @pytest.mark.parametrize("formats", ["bf16", "fp8"])
@@ -149,7 +152,7 @@ def test_gather_gemm_with_any_tiles_and_two_sets(formats: str, tiles: dict[str, 
 
 
 @pytest.mark.parametrize("balance", [1, 2])
-@pytest.mark.parametrize("form", [{"in_turn": 1}, {"late": 1}])
+@pytest.mark.parametrize("form", [{"in_turn": 1}, {"late": 1}, {"alone": 1}])
 @pytest.mark.parametrize("of", [{"block_t": 16}, {"block_t": 64, "tall": 1}])
 def test_gather_gemm_adds_in_the_same_order_in_every_form(
     of: dict[str, int], form: dict[str, int], balance: int

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from epcross.kernels.errors import DoesNotFit
 from epcross.kernels.experts import oracle
@@ -16,6 +18,7 @@ from epcross.kernels.experts.compute import ExpertCompute
 from epcross.kernels.experts.deepgemm import MASKED_ROWS_MULTIPLE, DeepGemm
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather import index_kernel
+from epcross.kernels.experts.gather.fetch_kernels import first_of_gate_up
 from epcross.kernels.experts.gather.index import PairIndex, interpreted, on
 from epcross.kernels.experts.gather.quantise_kernels import quantise_kernel
 from epcross.kernels.experts.gather_gemm import GatherGemm
@@ -152,6 +155,15 @@ def test_parts_of_sums_fill_the_last_turn(experts: int, balance: int, splits: in
     assert whole == (experts * 16 // 264 * 264 if balance == 2 else 0)
 
 
+def test_a_turn_of_large_tiles_takes_as_long_as_a_full_one() -> None:
+    """Four tiles of 16 units on 132 programs: two parts of each are worth their storing, as the memory does not bound
+    the products of such tiles."""
+    shape = shape_of(*FORMATS["bf16"], num_local_experts=4, first_slot=0, capacity_rows=12)
+    index = PairIndex(shape, 128, torch.device("cpu"), column_blocks=16, units=132, balance=1)
+    index.fill(rank_major(shape, share=1.0, headers=False, slots=4), pdl=False)
+    assert index.schedule.tolist()[:2] == [4, 2]
+
+
 @pytest.mark.parametrize("formats", FORMATS)
 def test_other_tiles_give_the_same(formats: str) -> None:
     shape = shape_of(*FORMATS[formats], intermediate=256)
@@ -169,7 +181,7 @@ def test_tokens_as_the_tall_operand(formats: str, per_sm: int) -> None:
     assert int(compute._index.schedule[index_kernel.SPLITS.value]) == (1 if per_sm == 1 else 8)
 
 
-@pytest.mark.parametrize("form", ["in_turn", "late"])
+@pytest.mark.parametrize("form", ["in_turn", "late", "alone"])
 @pytest.mark.parametrize("tiles", [{"block_t": 16}, {"block_t": 16, "per_sm": 16}, {"block_t": 128, "tall": 1}])
 def test_another_order_of_the_two_sums_gives_the_same_bits(tiles: dict[str, int], form: str) -> None:
     shape = shape_of(*FORMATS["fp8"], hidden=1024, intermediate=256, num_local_experts=2)
@@ -179,6 +191,60 @@ def test_another_order_of_the_two_sums_gives_the_same_bits(tiles: dict[str, int]
         compared(GatherGemm(**tiles, **other), shape, rows)
         outs.append(rows.out.view(torch.int16))
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize(
+    "tiles", [{"block_t": 16}, {"block_t": 64, "down_tall": 1}, {"block_t": 16, "down_block_n": 64}]
+)
+@pytest.mark.parametrize("formats", FORMATS)
+def test_two_blocks_of_columns_in_a_unit_give_the_same_bits(formats: str, tiles: dict[str, int]) -> None:
+    shape = shape_of(*FORMATS[formats], hidden=512, intermediate=256)
+    outs = []
+    for other in ({}, {"down_pair": 1, "finish_per_sm": 8}):
+        rows = rank_major(shape)
+        compared(GatherGemm(**tiles, **other), shape, rows)
+        outs.append(rows.out.view(torch.int16))
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_parts_of_a_row_may_be_kept_as_bf16(formats: str) -> None:
+    """Which is told as rounding, and is some: the bits are others where a row has several pairs."""
+    shape, outs = shape_of(*FORMATS[formats]), []
+    for rounded in (0, 1):
+        rows, compute = rank_major(shape), GatherGemm(rounded=rounded)
+        assert compute.arithmetic(shape).output_rounded == bool(rounded)
+        compared(compute, shape, rows)
+        outs.append(rows.out.view(torch.int16))
+    assert 0 < (outs[0] != outs[1]).double().mean() < 0.9
+
+
+@triton.jit
+def first_units_kernel(there_ptr, row_ptr, step_ptr, BALANCE: tl.constexpr, E: tl.constexpr):
+    there, row, step = first_of_gate_up(E, STEPS=56, I=2048, BLOCK_N=128, BLOCK_T=16, BALANCE=BALANCE)
+    program = tl.program_id(0)
+    tl.store(there_ptr + program, there)
+    tl.store(row_ptr + program * 256 + tl.arange(0, 256), row)
+    tl.store(step_ptr + program, step)
+
+
+@pytest.mark.parametrize(("experts", "balance"), [(4, 0), (4, 1), (4, 2), (8, 1), (9, 1), (9, 0), (17, 2), (20, 2)])
+def test_weights_that_are_fetched_ahead_are_those_of_the_first_units(experts: int, balance: int) -> None:
+    """Where every expert has one tile, as GEMM1 then reads in the index."""
+    shape = shape_of(*FORMATS["bf16"], num_local_experts=experts, first_slot=0, capacity_rows=12)
+    index = PairIndex(shape, 16, torch.device("cpu"), column_blocks=16, units=264, balance=balance)
+    index.fill(rank_major(shape, share=1.0, headers=False, slots=experts), pdl=False)
+    tiles, splits, _, _, whole = index.schedule.tolist()
+    there, row, step = (torch.zeros(264, size, dtype=torch.int32) for size in (1, 256, 1))
+    on(first_units_kernel, 264)(there, row, step, BALANCE=balance, E=experts)
+    units = whole + (tiles * 16 - whole) * splits
+    assert there.flatten().tolist() == [int(unit < units) for unit in range(264)]
+    for unit in range(0, min(units, 264), 7):
+        parts = 1 if unit < whole else splits
+        expert, column = divmod(unit // parts, 16)
+        gate = expert * 4096 + column * 128
+        assert row[unit].tolist() == [*range(gate, gate + 128), *range(gate + 2048, gate + 2176)]
+        assert int(step[unit]) == 56 * (unit % parts) // parts
 
 
 def test_scales_that_are_powers_of_two() -> None:
@@ -231,6 +297,8 @@ def test_the_index_has_every_pair_once(seed: int) -> None:
         assert int(index.expert_tile[expert]) == wanted_tiles
         found = [(index.tile[0, t], index.tile[1, t]) for t in range(wanted_tiles, wanted_tiles + -(-count // 16))]
         assert found == [(expert, 16 * number) for number in range(len(found))]
+        of_expert = index.tile[2:, wanted_tiles : wanted_tiles + len(found)]
+        assert of_expert.tolist() == [[count] * len(found), [wanted_tiles] * len(found)]
         wanted_tiles += len(found)
         assert torch.equal(index.place.reshape(-1)[pairs >> 1], expert * 150 + torch.arange(count, dtype=torch.int32))
         alone = (((ids >= 2) & (ids < 7)).sum(1) == 1)[(pairs >> 1) // 6]

@@ -17,7 +17,8 @@ from epcross.kernels.experts.compute import ExpertCompute
 from epcross.kernels.experts.deepgemm import DeepGemm, rank_major_form
 from epcross.kernels.experts.flashinfer import FlashInferMoe
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
-from epcross.kernels.experts.gather_gemm import GatherGemm, default_tiles
+from epcross.kernels.experts.gather.tiles import DEFAULTS, default_tiles
+from epcross.kernels.experts.gather_gemm import GatherGemm
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 from epcross.kernels.experts.weights import make_weights
 from epcross.kernels.formats import RowFormat
@@ -87,6 +88,8 @@ def test_flashinfer_without_the_sources_of_its_module(tmp_path: Path, monkeypatc
         (GatherGemm(in_turn=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "in_turn=1 is for fp8 alone"),
         (GatherGemm(late=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "late=1 is for fp8 alone"),
         (GatherGemm(late=1, in_turn=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "leave it out, or late=1"),
+        (GatherGemm(late=1, alone=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "late=1 and alone=1 are two orders"),
+        (GatherGemm(alone=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "alone=1 is for fp8 alone"),
         (GatherGemm(block_t=32, tall=1), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "tall=1 needs block_t=64 or more"),
         (GatherGemm(block_t=16, down_tall=1), RowFormat.BF16, BF16, Layout.RANK_MAJOR, "more, the rows of a product"),
         (GatherGemm(tall=2), RowFormat.FP8, FP8, Layout.RANK_MAJOR, "tall=2 must be 1, or 0 for its default"),
@@ -162,6 +165,26 @@ def test_gather_gemm_names_every_size_that_its_tiles_do_not_divide() -> None:
     shape = shape_of(RowFormat.BF16, BF16, hidden=200, intermediate=77)
     said = GatherGemm().unsupported(shape, Layout.RANK_MAJOR)
     assert said == "hidden=200 and intermediate=77 are not multiples of 128, the width of a tile"
+
+
+def test_two_blocks_of_columns_divide_the_output() -> None:
+    shape = shape_of(RowFormat.FP8, FP8, hidden=384)
+    said = GatherGemm(down_pair=1).unsupported(shape, Layout.RANK_MAJOR) or ""
+    assert said.startswith("hidden=384 is not a multiple of 256, the two blocks of down_pair=1")
+    assert GatherGemm(down_pair=1, down_block_n=64).unsupported(shape, Layout.RANK_MAJOR) is None
+    deep = GatherGemm(block_t=128, down_pair=1, down_stages=5).unsupported(
+        replace(shape, hidden=512), Layout.RANK_MAJOR
+    )
+    assert "down_stages=5 of 49152 bytes" in (deep or "")
+
+
+@pytest.mark.parametrize("weights", [BF16, FP8])
+def test_every_count_of_pairs_has_default_tiles(weights: WeightFormat) -> None:
+    shape = shape_of(RowFormat.FP8 if weights is FP8 else RowFormat.BF16, weights, capacity_rows=1)
+    for pairs, block_t in ((1, 16), (10, 16), (11, 32), (24, 32), (25, 64), (1 << 20, 64)):
+        assert default_tiles(replace(shape, expected_rows_per_expert=pairs)).block_t == block_t
+    assert default_tiles(shape).block_t == 16
+    assert [least for least, _ in DEFAULTS[weights]] == sorted(least for least, _ in DEFAULTS[weights])
 
 
 def test_gather_gemm_says_what_its_index_cannot_hold() -> None:

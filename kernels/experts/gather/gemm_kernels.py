@@ -13,8 +13,9 @@ accumulator keeps fewer bits than fp32 has (DeepSeek-V3 report, section 3.3.2). 
 import triton
 import triton.language as tl
 
+from epcross.kernels.experts.gather.fetch_kernels import fetch_of_down, fetch_of_gate_up
 from epcross.kernels.experts.gather.index_kernel import SHARED, SPLITS, TILES, WHOLE
-from epcross.kernels.experts.gather.product_kernels import added, nothing, scaled, scaled_sum, scaled_sums
+from epcross.kernels.experts.gather.product_kernels import added, nothing, scaled_sum, scaled_sums
 from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
 
 
@@ -28,12 +29,12 @@ def _pairs_from(first, expert, rows, index_ptr, num_rows, BLOCK_T: tl.constexpr)
 
 
 @triton.jit
-def _place_of(block, tiles, tile_ptr, expert_rows_ptr, expert_tile_ptr, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
+def _place_of(block, tiles, tile_ptr, max_tiles, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
     """Of GEMM1's sums, in their order: expert, column, tile. Which tile and column one is of, its expert, the rows of
     that, and the first pair of the tile. Tiles of an expert at one column are neighbours: they read the same weights at
     the same time."""
-    expert = tl.load(tile_ptr + block // COLUMNS)  # of any of its tiles
-    rows, first = tl.load(expert_rows_ptr + expert), tl.load(expert_tile_ptr + expert)
+    at = tile_ptr + block // COLUMNS  # any tile of its expert
+    expert, rows, first = tl.load(at), tl.load(at + 2 * max_tiles), tl.load(at + 3 * max_tiles)
     alike = tl.minimum((rows + BLOCK_T - 1) // BLOCK_T, tiles - first)  # fewer where tiles found no place
     rest = block - first * COLUMNS
     column = rest // alike
@@ -44,6 +45,7 @@ def _place_of(block, tiles, tile_ptr, expert_rows_ptr, expert_tile_ptr, COLUMNS:
 @triton.jit(do_not_specialize=["num_rows", "max_tiles"])
 def gate_up_kernel(
     w_desc,  # [E * 2I, H], blocks of [BLOCK_N, BLOCK_K]
+    w_ptr,  # the same, byte by byte
     w_scale_ptr,  # fp32 [E, 2I / 128, H / 128]
     x_ptr,  # [N, H] of landing set 0
     x_delta,  # elements from there to set 1
@@ -55,8 +57,6 @@ def gate_up_kernel(
     index_ptr,
     num_rows,
     schedule_ptr,
-    expert_rows_ptr,
-    expert_tile_ptr,
     tile_ptr,
     max_tiles,
     h_ptr,  # out [max_tiles * BLOCK_T, I]: the intermediate, as quantised
@@ -74,10 +74,16 @@ def gate_up_kernel(
     TALL: tl.constexpr,
     IN_TURN: tl.constexpr,  # the whole sum of gate, then that of up: a stage has one block of weights, not two
     LATE: tl.constexpr,  # up is scaled a step later
+    ALONE: tl.constexpr,  # a product is scaled before the next one begins
+    AHEAD: tl.constexpr,  # bytes of each row of the first unit's weights to bring to the L2 while the index is made
+    BALANCE: tl.constexpr,  # as the index's
+    E: tl.constexpr,
     TWO_SETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
+        if AHEAD > 0:
+            fetch_of_gate_up(w_ptr, E, H // BLOCK_K, I, H * (1 if FP8 else 2), BLOCK_N, BLOCK_T, BALANCE, AHEAD)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if TWO_SETS:
@@ -98,7 +104,7 @@ def gate_up_kernel(
         block = tl.where(unit < whole, unit, whole + shared)
         split = tl.where(unit < whole, 0, unit - whole - shared * splits)
         tile, column_block, expert, rows, first_pair = _place_of(
-            block, tiles, tile_ptr, expert_rows_ptr, expert_tile_ptr, columns_of_tile, BLOCK_T
+            block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK_T
         )
         column = column_block * BLOCK_N
         pair, own = _pairs_from(first_pair, expert, rows, index_ptr, num_rows, BLOCK_T)
@@ -113,17 +119,17 @@ def gate_up_kernel(
             us_ptr = gs_ptr + (I // SCALE_BLOCK) * (H // SCALE_BLOCK)
             if IN_TURN:
                 gate = scaled_sum(
-                    w_desc, gate_row, gs_ptr, x_row, x_scale_ptr, xs_row, first, last,
-                    BLOCK_N, BLOCK_T, BLOCK_K, TALL,
+                    w_desc, gate_row, gs_ptr, x_row, 0, x_scale_ptr, xs_row, 1, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL, BULK=False,
                 )  # fmt: skip
                 up = scaled_sum(
-                    w_desc, gate_row + I, us_ptr, x_row, x_scale_ptr, xs_row, first, last,
-                    BLOCK_N, BLOCK_T, BLOCK_K, TALL,
+                    w_desc, gate_row + I, us_ptr, x_row, 0, x_scale_ptr, xs_row, 1, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL, BULK=False,
                 )  # fmt: skip
             else:
                 gate, up = scaled_sums(
-                    w_desc, gate_row, gate_row + I, gs_ptr, us_ptr, x_row, x_scale_ptr, xs_row, first, last,
-                    BLOCK_N, BLOCK_T, BLOCK_K, TALL, LATE,
+                    w_desc, gate_row, gate_row + I, gs_ptr, us_ptr, x_row, 0, x_scale_ptr, xs_row, 1, first, last,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL, False, LATE, ALONE,
                 )  # fmt: skip
         else:
             for step in tl.range(first, last):
@@ -161,27 +167,15 @@ def gate_up_kernel(
 
 
 @triton.jit
-def _prefetch_first(
-    w_ptr,
-    schedule_ptr,
-    tile_ptr,
-    H: tl.constexpr,
-    ROW_BYTES: tl.constexpr,
-    COLUMNS_OF_TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BYTES: tl.constexpr,
-):
-    """Bring the first unit's weights to the L2. Enqueued before the kernel before has ended: tiles were written by one
-    that has, and are read past the L1, which so keeps nothing of them. What it brings in vain costs time only."""
-    unit = tl.program_id(0)
-    if unit < tl.load(schedule_ptr + TILES, cache_modifier=".cg") * COLUMNS_OF_TILE:
-        expert = tl.load(tile_ptr + unit // COLUMNS_OF_TILE, cache_modifier=".cg")
-        row = expert * H + (unit % COLUMNS_OF_TILE) * BLOCK_N + tl.arange(0, BLOCK_N)
-        line = tl.arange(0, BYTES // 128) * 128
-        address = w_ptr.to(tl.int64) + row.to(tl.int64)[:, None] * ROW_BYTES + line[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-        )
+def _store(y, weight, out_row, part_row, column, alone, shared, TALL: tl.constexpr, SKIP: tl.constexpr):
+    """Columns of the output: a row's only pair goes to where `out_row` points, another to where `part_row` does. With
+    SKIP neither is made ready where no pair of the tile goes there: of many tokens, few rows have one pair."""
+    y = y * weight[:, None] if TALL else (y * weight[None, :]).T
+    if not SKIP or tl.max(alone.to(tl.int32), 0) > 0:
+        tl.store(out_row[:, None] + column[None, :], y.to(tl.bfloat16), mask=alone[:, None])
+    if not SKIP or tl.max(shared.to(tl.int32), 0) > 0:
+        at = part_row[:, None] + column[None, :]
+        tl.store(at, y.to(at.dtype.element_ty), mask=shared[:, None])
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_tiles"])
@@ -203,7 +197,7 @@ def down_kernel(
     max_tiles,
     out_ptr,  # out bf16 [N, H]
     out_stride,
-    part_ptr,  # out fp32 [max_tiles * BLOCK_T, H]: of pairs whose row has others here
+    part_ptr,  # out fp32 or bf16 [max_tiles * BLOCK_T, H]: of pairs whose row has others here
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     K: tl.constexpr,
@@ -212,54 +206,60 @@ def down_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TALL: tl.constexpr,
+    PAIR: tl.constexpr,  # a unit has two blocks of BLOCK_N columns, not one
     PREFETCH: tl.constexpr,  # bytes of each row of the first unit's weights to bring to the L2 while GEMM1 ends
     TWO_SETS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    WIDTH: tl.constexpr = BLOCK_N * (2 if PAIR else 1)
     if PDL:
         if PREFETCH > 0:
-            _prefetch_first(w_ptr, schedule_ptr, tile_ptr, H, I * (1 if FP8 else 2), H // BLOCK_N, BLOCK_N, PREFETCH)
+            fetch_of_down(w_ptr, schedule_ptr, tile_ptr, H, I * (1 if FP8 else 2), WIDTH, PREFETCH)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if TWO_SETS:
         weight_ptr += (tl.load(epoch_ptr) & 1) * weight_delta
     tiles = tl.load(schedule_ptr + TILES)
-    columns_of_tile: tl.constexpr = H // BLOCK_N
+    columns_of_tile: tl.constexpr = H // WIDTH
     steps: tl.constexpr = I // BLOCK_K
     n = tl.arange(0, BLOCK_N)
     t = tl.arange(0, BLOCK_T)
     for unit in range(tl.program_id(0), tiles * columns_of_tile, tl.num_programs(0)):
         tile = unit // columns_of_tile
-        column = (unit - tile * columns_of_tile) * BLOCK_N
+        column = (unit - tile * columns_of_tile) * WIDTH
         expert = tl.load(tile_ptr + tile)
         first_pair, rows = tl.load(tile_ptr + max_tiles + tile), tl.load(expert_rows_ptr + expert)
         pair, own = _pairs_from(first_pair, expert, rows, index_ptr, num_rows, BLOCK_T)
-        w_row = expert * H + column
-        place = tile * BLOCK_T + t
-        y = nothing(BLOCK_N, BLOCK_T, TALL)
+        w_row, h_row = expert * H + column, tile * BLOCK_T
+        place = h_row + t
+        y, y2 = nothing(BLOCK_N, BLOCK_T, TALL), nothing(BLOCK_N, BLOCK_T, TALL)
         if FP8:
-            hs_ptr = h_scale_ptr + place
             places = max_tiles * BLOCK_T
             ws_ptr = w_scale_ptr + (w_row // SCALE_BLOCK) * (I // SCALE_BLOCK)
-            hs, ws = tl.load(hs_ptr), tl.load(ws_ptr)
-            for step in tl.range(0, steps):
-                ahead = tl.minimum(step + 1, steps - 1)
-                hs_next, ws_next = tl.load(hs_ptr + ahead * places), tl.load(ws_ptr + ahead)
-                w = w_desc.load([w_row, step * BLOCK_K])
-                h = h_desc.load([tile * BLOCK_T, step * BLOCK_K])
-                y += scaled(w, h, hs * ws, TALL)
-                hs, ws = hs_next, ws_next
+            if PAIR:
+                ws2_ptr = w_scale_ptr + ((w_row + BLOCK_N) // SCALE_BLOCK) * (I // SCALE_BLOCK)
+                y, y2 = scaled_sums(
+                    w_desc, w_row, w_row + BLOCK_N, ws_ptr, ws2_ptr, h_desc, h_row, h_scale_ptr, place, places, 0,
+                    steps, BLOCK_N, BLOCK_T, BLOCK_K, TALL, True, LATE=False, ALONE=True,
+                )  # fmt: skip
+            else:
+                y = scaled_sum(
+                    w_desc, w_row, ws_ptr, h_desc, h_row, h_scale_ptr, place, places, 0, steps,
+                    BLOCK_N, BLOCK_T, BLOCK_K, TALL, BULK=True,
+                )  # fmt: skip
         else:
             for step in tl.range(0, steps):
-                w = w_desc.load([w_row, step * BLOCK_K])
-                y = added(w, h_desc.load([tile * BLOCK_T, step * BLOCK_K]), y, TALL)
+                h = h_desc.load([h_row, step * BLOCK_K])
+                y = added(w_desc.load([w_row, step * BLOCK_K]), h, y, TALL)
+                if PAIR:
+                    y2 = added(w_desc.load([w_row + BLOCK_N, step * BLOCK_K]), h, y2, TALL)
         row = ((pair >> 1) // K).to(tl.int64)
         weight = tl.load(weight_ptr + row * weight_stride + (pair >> 1) % K)
-        y = y * weight[:, None] if TALL else (y * weight[None, :]).T
         shared = (pair & 1) == 1
-        at = (column + n)[None, :]
-        tl.store(out_ptr + row[:, None] * out_stride + at, y.to(tl.bfloat16), mask=(own & (shared == 0))[:, None])
-        tl.store(part_ptr + place.to(tl.int64)[:, None] * H + at, y, mask=(own & shared)[:, None])
+        out_row, part_row = out_ptr + row * out_stride, part_ptr + place.to(tl.int64) * H
+        _store(y, weight, out_row, part_row, column + n, own & (shared == 0), own & shared, TALL, PAIR)
+        if PAIR:
+            _store(y2, weight, out_row, part_row, column + BLOCK_N + n, own & (shared == 0), own & shared, TALL, PAIR)
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_tiles"])
@@ -291,5 +291,6 @@ def finish_kernel(
             expert = tl.maximum(place, 0) // num_rows
             pair = tl.load(expert_tile_ptr + expert) * BLOCK_T + place - expert * num_rows
             end = tl.where((place >= 0) & (pair < max_tiles * BLOCK_T), H, 0)
-            total += tl.load(part_ptr + pair.to(tl.int64) * H + column, mask=column < end, other=0.0)
+            part = tl.load(part_ptr + pair.to(tl.int64) * H + column, mask=column < end, other=0.0)
+            total += part.to(tl.float32)
         tl.store(out_ptr + row * out_stride + column, total.to(tl.bfloat16), mask=column < H)

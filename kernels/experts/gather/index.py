@@ -53,18 +53,19 @@ class PairIndex:
         self.schedule = torch.zeros(5, dtype=torch.int32, device=device)
         self.expert_rows = empty(experts)
         self.expert_tile = empty(experts)
-        self.tile = empty(2, self.max_tiles)
+        self.tile = empty(4, self.max_tiles)
 
     @property
     def nbytes(self) -> int:
         """Of all of it."""
         return sum(value.nbytes for value in vars(self).values() if hasattr(value, "nbytes"))
 
-    def fill(self, rows: RankMajorRows, *, pdl: bool, max_splits: int = 8) -> None:
-        """Enqueue the kernel on `rows`."""
+    def fill(self, rows: RankMajorRows, *, pdl: bool, early: bool = False) -> None:
+        """Enqueue the kernel on `rows`; with `pdl` the next one may be brought up meanwhile, with `early` this one is
+        while the one before it ends."""
         import triton
 
-        from epcross.kernels.experts.gather.index_kernel import index_kernel
+        from epcross.kernels.experts.gather.index_kernel import MAX_SPLITS, index_kernel
 
         shape, first, second = self._shape, rows.sets[0], rows.sets[-1]
         headers = first.headers
@@ -80,10 +81,10 @@ class PairIndex:
             self.tile, self.max_tiles, self._units,
             E=shape.num_local_experts, E_PAD=triton.next_power_of_2(shape.num_local_experts), K=shape.top_k,
             K_PAD=triton.next_power_of_2(shape.top_k), ROWS=_ROWS, BLOCK_T=self.block_t,
-            COLUMN_BLOCKS=self._column_blocks, MAX_SPLITS=max_splits if self._units else 1,
+            COLUMN_BLOCKS=self._column_blocks, MAX_SPLITS=MAX_SPLITS if self._units else 1,
             BALANCE=self._balance,
             TWO_SETS=len(rows.sets) == 2, HAS_HEADERS=headers is not None, HAS_LIMIT=rows.count is not None, PDL=pdl,
-            num_warps=4,
+            EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
 
     def dropped(self) -> int:

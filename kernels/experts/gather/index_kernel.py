@@ -13,6 +13,7 @@ EPOCH_SHIFT = tl.constexpr(21)  # of kernels/onesided/layout.py; a test holds th
 TILES, SPLITS, SHARED, DROPPED, WHOLE = (tl.constexpr(place) for place in range(5))
 """Places in `schedule`: tiles, programs that share a sum of GEMM1, rows with several pairs, tiles without a place, and
 how many sums of GEMM1, the first ones, nobody shares."""
+MAX_SPLITS = tl.constexpr(8)  # parts of a sum
 FULL_SHARE, PART_SHARE = tl.constexpr(0.6), tl.constexpr(0.02)  # see `_balanced`
 
 
@@ -21,21 +22,35 @@ def _balanced(blocks, programs, MAX_SPLITS: tl.constexpr, BLOCK_T: tl.constexpr)
     """Into how many parts to cut each sum so that all are done soonest, in turns of `programs` units.
 
     A turn that is not full takes less, but not below FULL_SHARE: fewer programs do not draw the memory's bandwidth.
-    Each part costs PART_SHARE of a sum for every 16 pairs of a tile, for being stored and read. There is room for twice
-    as many parts as programs.
+    Of tiles of 128 pairs, which their products bound and not the memory, it takes as long as a full one. Each part
+    costs PART_SHARE of a sum for every 16 pairs of a tile, for being stored and read. There is room for twice as many
+    parts as programs.
     """
     splits = 1
     least = 1e9
+    FLOOR: tl.constexpr = 1.0 if BLOCK_T >= 128 else FULL_SHARE
     for parts in tl.static_range(1, MAX_SPLITS + 1):
         units = blocks * parts
         turns = units // programs
         rest = (units - turns * programs).to(tl.float32) / programs
-        cost = (turns + tl.where(rest > 0, tl.maximum(rest, FULL_SHARE), 0.0)) / parts
+        cost = (turns + tl.where(rest > 0, tl.maximum(rest, FLOOR), 0.0)) / parts
         if parts > 1:
             cost += PART_SHARE * (BLOCK_T / 16) * units.to(tl.float32) / programs
         better = (cost < least) & ((parts == 1) | (units <= 2 * programs))
         splits = tl.where(better, parts, splits)
         least = tl.where(better, cost, least)
+    return splits
+
+
+@triton.jit
+def parts_of(blocks, programs, MAX_SPLITS: tl.constexpr, BALANCE: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Into how many parts to cut each of so many of GEMM1's sums, see `Tiles.balance`."""
+    splits = 1
+    if BALANCE:
+        splits = _balanced(blocks, programs, MAX_SPLITS, BLOCK_T)
+    else:
+        while (splits * 2 <= MAX_SPLITS) & (blocks * splits < programs):
+            splits *= 2
     return splits
 
 
@@ -63,7 +78,7 @@ def index_kernel(
     schedule_ptr,  # out int32 [5]
     expert_rows_ptr,  # out int32 [E]
     expert_tile_ptr,  # out int32 [E]: the first tile of each expert
-    tile_ptr,  # out int32 [2, max_tiles]: expert, and number of its first pair
+    tile_ptr,  # out int32 [4, max_tiles]: expert, number of its first pair; the expert's pairs and first tile
     max_tiles,
     wanted_units,  # of GEMM1; below it sums are split
     E: tl.constexpr,
@@ -79,7 +94,10 @@ def index_kernel(
     HAS_HEADERS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,  # launched before the kernel before has ended
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -97,17 +115,18 @@ def index_kernel(
         here = here & (((header ^ (epoch << EPOCH_SHIFT)) >> EPOCH_SHIFT) == 0) & ((header & 1) == 1)
     if HAS_LIMIT:
         here = here & (row < tl.load(limit_ptr))
-    wanted = here[:, None] & (selection < K)[None, :]
-    slot = tl.load(ids_ptr + row.to(tl.int64)[:, None] * ids_stride + selection[None, :], mask=wanted, other=-1)
+    known = (row < num_rows)[:, None] & (selection < K)[None, :]
+    # also of rows that are not here, so that ids need not wait for headers; what such rows have is not used
+    slot = tl.load(ids_ptr + row.to(tl.int64)[:, None] * ids_stride + selection[None, :], mask=known, other=-1)
     expert = slot - first_slot
-    local = wanted & (slot >= first_slot) & (expert < E)
+    local = here[:, None] & known & (slot >= first_slot) & (expert < E)
     pair = row[:, None] * K + selection[None, :]
     number = tl.atomic_add(counters_ptr + expert, 1, mask=local, sem="relaxed")
     several = tl.sum(local.to(tl.int32), 1) > 1
+    at = tl.atomic_add(counters_ptr + E + tl.zeros_like(row), 1, mask=several, sem="relaxed")
     tl.store(index_ptr + expert.to(tl.int64) * num_rows + number, pair * 2 + several[:, None], mask=local)
     place = tl.where(local, expert * num_rows + number, -1)
-    tl.store(place_ptr + pair, place, mask=(row < num_rows)[:, None] & (selection < K)[None, :])
-    at = tl.atomic_add(counters_ptr + E + tl.zeros_like(row), 1, mask=several, sem="relaxed")
+    tl.store(place_ptr + pair, place, mask=known)
     tl.store(shared_ptr + at, row, mask=several)
 
     tl.debug_barrier()  # all of this block is written before it counts as done
@@ -115,6 +134,7 @@ def index_kernel(
     if done == tl.num_programs(0) - 1:
         each = tl.arange(0, E_PAD)
         rows = tl.load(counters_ptr + each, mask=each < E, other=0, cache_modifier=".cg")
+        shared = tl.load(counters_ptr + E, cache_modifier=".cg")
         tiles = (rows + BLOCK_T - 1) // BLOCK_T
         first = tl.cumsum(tiles, 0) - tiles
         total = tl.sum(tiles, 0)
@@ -123,24 +143,21 @@ def index_kernel(
             kept = (number_of_tile < tiles) & (tile < max_tiles)
             tl.store(tile_ptr + tile, each, mask=kept)
             tl.store(tile_ptr + max_tiles + tile, tl.zeros_like(each) + number_of_tile * BLOCK_T, mask=kept)
+            tl.store(tile_ptr + 2 * max_tiles + tile, rows, mask=kept)
+            tl.store(tile_ptr + 3 * max_tiles + tile, first, mask=kept)
         tl.store(expert_rows_ptr + each, rows, mask=each < E)
         tl.store(expert_tile_ptr + each, first, mask=each < E)
         total_kept = tl.minimum(total, max_tiles)
-        splits, whole = 1, 0
-        if BALANCE:
-            if BALANCE == 2:
-                whole = total_kept * COLUMN_BLOCKS // wanted_units * wanted_units
-                # not between two tiles of an expert at one column: which of them a pair is in would decide its sum
-                kept_tiles = tl.minimum(tiles, total_kept - first)  # of each expert; below 1 if none has a place
-                there = (first <= whole // COLUMN_BLOCKS) & (whole // COLUMN_BLOCKS < first + kept_tiles)
-                begin = tl.sum(tl.where(there, first, 0), 0) * COLUMN_BLOCKS
-                alike = tl.maximum(tl.sum(tl.where(there, kept_tiles, 0), 0), 1)
-                whole = begin + (whole - begin) // alike * alike
-            splits = _balanced(total_kept * COLUMN_BLOCKS - whole, wanted_units, MAX_SPLITS, BLOCK_T)
-        else:
-            while (splits * 2 <= MAX_SPLITS) & (total_kept * COLUMN_BLOCKS * splits < wanted_units):
-                splits *= 2
-        shared = tl.load(counters_ptr + E, cache_modifier=".cg")
+        blocks, whole = total_kept * COLUMN_BLOCKS, 0
+        if BALANCE == 2:
+            whole = blocks // wanted_units * wanted_units
+            # not between two tiles of an expert at one column: which of them a pair is in would decide its sum
+            kept_tiles = tl.minimum(tiles, total_kept - first)  # of each expert; below 1 if none has a place
+            there = (first <= whole // COLUMN_BLOCKS) & (whole // COLUMN_BLOCKS < first + kept_tiles)
+            begin = tl.sum(tl.where(there, first, 0), 0) * COLUMN_BLOCKS
+            alike = tl.maximum(tl.sum(tl.where(there, kept_tiles, 0), 0), 1)
+            whole = begin + (whole - begin) // alike * alike
+        splits = parts_of(blocks - whole, wanted_units, MAX_SPLITS, BALANCE, BLOCK_T)
         tl.store(schedule_ptr + TILES, total_kept)
         tl.store(schedule_ptr + SPLITS, splits)
         tl.store(schedule_ptr + SHARED, shared)

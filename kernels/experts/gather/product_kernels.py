@@ -56,29 +56,41 @@ def added_at_once(product, scale, total, TALL: tl.constexpr):
 
 
 @triton.jit
+def tokens_at(x, x_row, column, BLOCK_K: tl.constexpr, BULK: tl.constexpr):
+    """A step's values of the tokens: by a bulk copy from row `x_row` of a descriptor, or each token's from where `x`
+    points."""
+    if BULK:
+        return x.load([x_row, column])
+    else:
+        return tl.load(x[:, None] + (column + tl.arange(0, BLOCK_K))[None, :])
+
+
+@triton.jit
 def scaled_sum(
     w_desc,
     w_row,
     w_scale_ptr,
-    x_row,  # pointers to the tokens' values
+    x,  # the tokens' values, see `tokens_at`
+    x_row,
     x_scale_ptr,
     x_scale_row,  # from there to the tokens' scales, in 32 bits: pointers would take too many registers
+    x_scale_step,  # from a step's scales to the next one's
     first,  # steps of 128 values
     last,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TALL: tl.constexpr,
+    BULK: tl.constexpr,
 ):
-    """One of GEMM1's two sums, by itself."""
+    """One sum by itself."""
     total = nothing(BLOCK_N, BLOCK_T, TALL)
-    k = tl.arange(0, BLOCK_K)
-    xs, ws = tl.load(x_scale_ptr + x_scale_row + first), tl.load(w_scale_ptr + first)
+    xs, ws = tl.load(x_scale_ptr + x_scale_row + first * x_scale_step), tl.load(w_scale_ptr + first)
     for step in tl.range(first, last):
         ahead = tl.minimum(step + 1, last - 1)
-        xs_next, ws_next = tl.load(x_scale_ptr + x_scale_row + ahead), tl.load(w_scale_ptr + ahead)
-        x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
-        total += scaled(w_desc.load([w_row, step * BLOCK_K]), x, xs * ws, TALL)
+        xs_next, ws_next = tl.load(x_scale_ptr + x_scale_row + ahead * x_scale_step), tl.load(w_scale_ptr + ahead)
+        values = tokens_at(x, x_row, step * BLOCK_K, BLOCK_K, BULK)
+        total += scaled(w_desc.load([w_row, step * BLOCK_K]), values, xs * ws, TALL)
         xs, ws = xs_next, ws_next
     return total
 
@@ -86,46 +98,54 @@ def scaled_sum(
 @triton.jit
 def scaled_sums(
     w_desc,
-    gate_row,
-    up_row,
-    gate_scale_ptr,
-    up_scale_ptr,
+    one_row,
+    two_row,
+    one_scale_ptr,
+    two_scale_ptr,
+    x,
     x_row,
     x_scale_ptr,
     x_scale_row,
+    x_scale_step,
     first,
     last,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TALL: tl.constexpr,
+    BULK: tl.constexpr,
     LATE: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
-    """Both of them together. With LATE a product of `up` is scaled a step later, once that step's of `gate` is there:
-    tensor cores work on it meanwhile, where else they wait until it is scaled."""
-    gate, up = nothing(BLOCK_N, BLOCK_T, TALL), nothing(BLOCK_N, BLOCK_T, TALL)
-    k = tl.arange(0, BLOCK_K)
-    xs = tl.load(x_scale_ptr + x_scale_row + first)
-    gs, us = tl.load(gate_scale_ptr + first), tl.load(up_scale_ptr + first)
+    """Two sums of the same tokens together: gate and up, or neighbouring columns of GEMM2. With LATE a product of the
+    second is scaled a step later, once that step's of the first is there: tensor cores work on it meanwhile, where else
+    they wait until it is scaled. With ALONE a product is scaled before the next begins: there are registers of one,
+    where the compiler would begin the second while it still scales the first."""
+    one, two = nothing(BLOCK_N, BLOCK_T, TALL), nothing(BLOCK_N, BLOCK_T, TALL)
+    xs = tl.load(x_scale_ptr + x_scale_row + first * x_scale_step)
+    s1, s2 = tl.load(one_scale_ptr + first), tl.load(two_scale_ptr + first)
     late, late_scale = nothing(BLOCK_N, BLOCK_T, TALL), xs * 0
     for step in tl.range(first, last):
         ahead = tl.minimum(step + 1, last - 1)
-        xs_next, gs_next, us_next = (
-            tl.load(x_scale_ptr + x_scale_row + ahead),
-            tl.load(gate_scale_ptr + ahead),
-            tl.load(up_scale_ptr + ahead),
+        xs_next, s1_next, s2_next = (
+            tl.load(x_scale_ptr + x_scale_row + ahead * x_scale_step),
+            tl.load(one_scale_ptr + ahead),
+            tl.load(two_scale_ptr + ahead),
         )
-        x = tl.load(x_row[:, None] + (step * BLOCK_K + k)[None, :])
+        values = tokens_at(x, x_row, step * BLOCK_K, BLOCK_K, BULK)
         if LATE:
-            product = plain(w_desc.load([gate_row, step * BLOCK_K]), x, TALL)
-            up = added_at_once(late, late_scale, up, TALL)
-            late = plain(w_desc.load([up_row, step * BLOCK_K]), x, TALL)
-            late_scale = xs * us
-            gate += product * along(xs * gs, TALL)
+            product = plain(w_desc.load([one_row, step * BLOCK_K]), values, TALL)
+            two = added_at_once(late, late_scale, two, TALL)
+            late = plain(w_desc.load([two_row, step * BLOCK_K]), values, TALL)
+            late_scale = xs * s2
+            one += product * along(xs * s1, TALL)
+        elif ALONE:
+            one = added_at_once(plain(w_desc.load([one_row, step * BLOCK_K]), values, TALL), xs * s1, one, TALL)
+            two = added_at_once(plain(w_desc.load([two_row, step * BLOCK_K]), values, TALL), xs * s2, two, TALL)
         else:
-            gate += scaled(w_desc.load([gate_row, step * BLOCK_K]), x, xs * gs, TALL)
-            up += scaled(w_desc.load([up_row, step * BLOCK_K]), x, xs * us, TALL)
-        xs, gs, us = xs_next, gs_next, us_next
+            one += scaled(w_desc.load([one_row, step * BLOCK_K]), values, xs * s1, TALL)
+            two += scaled(w_desc.load([two_row, step * BLOCK_K]), values, xs * s2, TALL)
+        xs, s1, s2 = xs_next, s1_next, s2_next
     if LATE:
-        up += late * along(late_scale, TALL)
-    return gate, up
+        two += late * along(late_scale, TALL)
+    return one, two
