@@ -1,7 +1,10 @@
 """What `gpu_experts.py` measures expert stages at: a rank's slice of a model, its rows and its weights."""
 
 import statistics
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from epcross.kernels.experts.quantise import quantise_fp8_rows
 from epcross.kernels.experts.weights import ExpertWeights, WeightCopy, copies_needed
 from epcross.kernels.formats import RowFormat
 
+ROOT = Path(__file__).resolve().parents[2]
 TOP_K, HIDDEN, INTERMEDIATE = 8, 7168, 2048
 FORMATS = {"fp8": (RowFormat.FP8, WeightFormat.FP8), "bf16": (RowFormat.BF16, WeightFormat.BF16)}
 GRAPH_US, BYTES_PER_US = 6000, 4.3e6  # a graph lasts about this long, if weights are all that counts
@@ -58,6 +62,15 @@ def places_of(points: str, formats: str) -> list[Place]:
             if only in ("", wanted):
                 found.append(Place(ep, tokens, slots, wanted))
     return found
+
+
+def provenance() -> dict[str, str]:
+    """Where and from what a line of the file was measured."""
+    ran = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": ran.stdout.strip() or "unknown",
+        "command": " ".join(sys.argv),
+    }  # fmt: skip
 
 
 def room_for(shape: ExpertShape) -> WeightCopy:

@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -37,7 +36,7 @@ from epcross.kernels.experts.torch_grouped import TorchGrouped  # noqa: E402
 from epcross.kernels.experts.weights import ExpertWeights, copies_needed, make_weights  # noqa: E402
 
 from tests.benchmark.expert_choices import Tiles, choices, newest  # noqa: E402  # isort: skip
-from tests.benchmark.expert_points import Place, Point, l2_bytes, places_of, room_for  # noqa: E402  # isort: skip
+from tests.benchmark.expert_points import Place, Point, l2_bytes, places_of, provenance, room_for  # noqa: E402  # isort: skip
 
 POINTS = ",".join(f"{ep}x{tokens}" for ep in (8, 16, 32, 64) for tokens in (1, 8, 32, 128))
 
@@ -60,14 +59,6 @@ def compile_tiles(place: Place, tiles: Tiles) -> str | None:
     finally:
         torch.cuda.empty_cache()
     return None
-
-
-def provenance() -> dict[str, str]:
-    ran = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": ran.stdout.strip() or "unknown",
-        "command": " ".join(sys.argv),
-    }  # fmt: skip
 
 
 def main() -> None:

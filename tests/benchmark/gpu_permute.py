@@ -32,7 +32,7 @@ from epcross.kernels.experts.deepgemm import DeepGemm  # noqa: E402
 from epcross.kernels.experts.formats import Layout  # noqa: E402
 from epcross.kernels.experts.weights import ExpertWeights, make_weights  # noqa: E402
 
-from tests.benchmark.gpu_experts import Point, kernels_us, provenance, shape_of  # noqa: E402  # isort: skip
+from tests.benchmark.expert_points import Place, Point, kernels_us, places_of, provenance  # noqa: E402  # isort: skip
 from tests.fakes import grouped_products  # noqa: E402  # isort: skip
 
 POINTS = ",".join(f"{ep}x{tokens}" for ep in (8, 16, 32, 64) for tokens in (1, 128))
@@ -60,34 +60,32 @@ def main() -> None:
 
     real = dict(vars(stand_in))
     with words.out.open("a") as file:
-        for formats in words.formats.split(","):
-            for text in words.points.split(","):
-                ep, tokens = map(int, text.split("x"))
-                vars(stand_in).update(real)
-                weights = make_weights(shape_of(ep, tokens, formats), seed=1, device="cuda", copies=1)
-                row = measured(ep, tokens, formats, weights, words.form, stand_in, one_pass)
-                row |= {"tree": words.tree, "form": words.form, "formats": formats, "ep": ep, "tokens": tokens}
-                file.write(json.dumps({**row, **provenance()}) + "\n")
-                file.flush()
-                sys.stdout.write(f"{words.tree} {formats} EP {ep} T {tokens}: {row}\n")
-                sys.stdout.flush()
+        for place in places_of(words.points, words.formats):
+            vars(stand_in).update(real)
+            weights = make_weights(place.shape(), seed=1, device="cuda", copies=1)
+            row = measured(place, weights, words.form, stand_in, one_pass)
+            row |= {"tree": words.tree, "form": words.form, **place.named()}
+            file.write(json.dumps({**row, **provenance()}) + "\n")
+            file.flush()
+            sys.stdout.write(f"{words.tree} {place}: {row}\n")
+            sys.stdout.flush()
 
 
 def measured(
-    ep: int, tokens: int, formats: str, weights: ExpertWeights, form: str, library: SimpleNamespace, one_pass: Any
+    place: Place, weights: ExpertWeights, form: str, library: SimpleNamespace, one_pass: Any
 ) -> dict[str, Any]:
     """One point: judged, then timed."""
-    point = Point(ep, tokens, formats, weights)
+    point = Point(place, weights, (Layout.RANK_MAJOR,))
     landings = point.landings[Layout.RANK_MAJOR]
     compute = DeepGemm(form)
     compute.prepare(point.shape, Layout.RANK_MAJOR, weights)
     for landing in landings:
         landing.rows.out.fill_(float("nan"))
         compute.run(landing.rows)
-        place, wanted = oracle.expected_of_rows(
+        rows, wanted = oracle.expected_of_rows(
             point.shape, weights.copies[0], landing.rows, compute.arithmetic(point.shape)
         )
-        judged = oracle.judge(landing.rows.out[place], wanted)
+        judged = oracle.judge(landing.rows.out[rows], wanted)
         if not judged.ok:
             return {"wrong": judged.sentence()}
     for name in list(vars(library)):

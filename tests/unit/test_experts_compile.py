@@ -18,14 +18,10 @@ from triton.compiler import ASTSource
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather.gemm_kernels import down_kernel, gate_up_kernel
 from epcross.kernels.experts.gather.index_kernel import index_kernel
-<<<<<<< HEAD
 from epcross.kernels.experts.gather.permute_kernels import bring_kernel, place_kernel, return_kernel
 from epcross.kernels.experts.gather.swiglu_kernel import swiglu_kernel
-from epcross.kernels.experts.gather_gemm import GatherGemm, Tiles, default_tiles
-=======
 from epcross.kernels.experts.gather.tiles import Tiles, chosen_tiles, default_tiles
 from epcross.kernels.experts.gather_gemm import GatherGemm
->>>>>>> gemm
 from epcross.kernels.formats import RowFormat
 
 from tests.benchmark.expert_choices import choices, newest  # isort: skip
@@ -232,7 +228,7 @@ def test_the_index(early: bool, block_t: int) -> None:
     }  # fmt: skip
     made = compiled(index_kernel, constants, False, 90, num_warps=4)
     assert "atom" in made.asm["ptx"]
-<<<<<<< HEAD
+    assert ("griddepcontrol.wait" in made.asm["ptx"]) == early
 
 
 @pytest.mark.parametrize("rows", [1, 4, 64])
@@ -272,6 +268,3 @@ def test_what_lies_between_and_behind_the_products(fp8: bool, masked: bool, tmp_
         assert stack == 0
         assert registers <= most
         assert "ld.global.v4.b32" in made.asm["ptx"]
-=======
-    assert ("griddepcontrol.wait" in made.asm["ptx"]) == early
->>>>>>> gemm
