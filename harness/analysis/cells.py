@@ -18,11 +18,15 @@ SETTING = (
     "phase", "domain", "sharing", "scope", "model", "hidden", "intermediate", "num_experts", "num_slots", "top_k",
     "routing", "routing_params", "placement", "dispatch_format", "combine_format", "weight_format",
 )  # fmt: skip
-"""What all numbers of one table or figure share, besides EP size and regime, and whether inputs of layers are staged
-inside the window. Layers with other experts may stand in one, where their names tell them apart."""
+"""What all numbers of one table or figure share, besides EP size and regime, whether inputs of layers are staged inside
+the window, and how the rows of expert stages lie. Layers with other experts may stand in one, where their names tell
+them apart."""
 
 STAGING = "staging"
 """The option of layers that says whether their inputs are staged inside the window."""
+
+LAYOUT = "layout"
+"""The option of expert stages that says how their rows lie: by expert, somebody has done part of the work before."""
 
 STAGED_WORDS = {True: "staged before", False: "staging inside"}
 
@@ -117,13 +121,16 @@ def staged_before(options: str) -> bool:
 
 def setting_of(row: Record) -> dict[str, Any]:
     """What all numbers of one table or figure share with this row."""
-    staged = "" if row.kind in (None, BackendKind.EXCHANGE) else STAGED_WORDS[staged_before(row.options)]
-    return {name: getattr(row, name) for name in SETTING} | {STAGING: staged}
+    staged = STAGED_WORDS[staged_before(row.options)] if row.kind in (BackendKind.LAYER, BackendKind.FUSED) else ""
+    layout = json.loads(row.options).get(LAYOUT, "") if row.kind == BackendKind.EXPERTS else ""
+    return {name: getattr(row, name) for name in SETTING} | {STAGING: staged, LAYOUT: layout}
 
 
 def describe_setting(row: Record) -> str:
     """The setting of a row in words."""
-    layer = "" if row.weight_format is None else f", {row.weight_format} weights, {setting_of(row)[STAGING]}"
+    own = setting_of(row)
+    words = [f"{row.weight_format} weights", own[STAGING], f"{LAYOUT} {own[LAYOUT]}" if own[LAYOUT] else ""]
+    layer = "" if row.weight_format is None else "".join(f", {each}" for each in words if each)
     domain = row.domain if row.sharing == Sharing.NONE else f"{row.domain} ({row.sharing})"
     params = "" if row.routing_params == "{}" else f" {row.routing_params}"
     what = (

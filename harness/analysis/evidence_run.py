@@ -162,8 +162,8 @@ def _word(name: str, value: Any) -> str:
 
 
 def names(rows: Iterable[Record]) -> Callable[[Record], str]:
-    """What names the series of a row: its backend, and what of it is not the same in all of this backend's rows, unless
-    panels and tables tell that apart."""
+    """What names the series of a row: its backend, the stage of a layer, and what else is not the same in all of this
+    backend's rows, unless panels and tables tell that apart."""
     seen: dict[tuple[str, str], set[str]] = {}
     for own in {_own(row) for row in rows}:
         for name, value in _variables(own).items():
@@ -174,7 +174,7 @@ def names(rows: Iterable[Record]) -> Callable[[Record], str]:
         words = [
             f"{name}={value}"
             for name, value in _variables(own).items()
-            if value not in (None, "") and len(seen.get((own[0], name), ())) > 1
+            if value not in (None, "") and (name == "compute" or len(seen.get((own[0], name), ())) > 1)
         ]
         return " ".join([own[0], *words])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epcross.harness.analysis import material as materials
-from epcross.harness.analysis.cells import STAGING, Cell, cells, setting_of
+from epcross.harness.analysis.cells import LAYOUT, STAGING, Cell, cells, setting_of
 from epcross.harness.analysis.factors import telling
 from epcross.harness.analysis.figures import (
     bandwidth,
@@ -91,7 +91,7 @@ def scenes(material: Material) -> list[Scene]:
     for cell in found:
         settings.setdefault(cell.setting, []).append(cell)
     firsts = [members[0].rows[0] for members in settings.values()]
-    told = telling([setting_of(row) for row in firsts], ("phase", STAGING))
+    told = telling([setting_of(row) for row in firsts], ("phase", STAGING, LAYOUT))
     return [
         Scene(
             setting=setting,

@@ -63,6 +63,12 @@ def timing_problems(timing: Timing) -> list[str]:
     """Numbers of a timing that would time nothing, or never end."""
     least = {**dict.fromkeys(("launches", "seeds", "chains", "min_pairs", "iterations"), 1), "warmup_pairs": 0}
     problems = too_small("timing", timing, **least, warmup_ms=0)
+    warmup_s = timing.warmup_ms * 1e-3 * timing.seeds
+    if not problems and warmup_s > timing.wall_limit_s:
+        problems.append(
+            f"timing.warmup_ms={timing.warmup_ms:g} for each of {timing.seeds} seeds takes {warmup_s:g} s, more than "
+            f"wall_limit_s={timing.wall_limit_s:g} of a unit; lower the one or raise the other"
+        )
     if not problems and timing.repeats > MAX_REPEATS:
         problems.append(
             f"timing has launches={timing.launches} x seeds={timing.seeds} x chains={timing.chains} repeats, more than "

@@ -9,20 +9,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epcross.harness.measuring.gpu_state import slowed
 from epcross.harness.storing.rows import CLOSED_LISTS, CLOSED_WORDS, is_timed, join_words
-from epcross.harness.terms import BackendKind, Status
+from epcross.harness.terms import BackendKind, Flag, Status
 
 ROW_KEY = ("run_id", "point_id", "phase", "repeat")
 """What a row is: there is one for each."""
 
 _MAY_BE_NEGATIVE = frozenset({"gpu_temperature_c"})
-_COUNTED = frozenset({"experts_hit", "tokens_per_expert_mean", "nvlink_wire_bytes", "fan_out", "imbalance", "wall_s"})
+_COUNTED = frozenset(
+    {
+        *("experts_hit", "tokens_per_expert_mean", "error_ratio", "error_share", "nvlink_wire_bytes", "fan_out"),
+        *("imbalance", "wall_s"),
+    }
+)
 """Numbers that are no integers, since they are means, and yet not below 0; those of latencies are looked at by row."""
 
 
 def table_problems(table: pa.Table) -> list[str]:
     """Every rule that the rows of `table`, of `ROWS_SCHEMA`, break, as sentences; empty if a run may have left them."""
-    return [*_latency_problems(table), *_word_problems(table), *_number_problems(table), *_copies(table)]
+    return [
+        *_latency_problems(table),
+        *_word_problems(table),
+        *_number_problems(table),
+        *_flag_problems(table),
+        *_copies(table),
+    ]
 
 
 def _latency_problems(table: pa.Table) -> list[str]:
@@ -67,6 +79,23 @@ def _word_problems(table: pa.Table) -> list[str]:
         if not is_timed(phase, regime, kind):
             problems.append(f"phase is {phase!r}, which regime {regime} of kind {kind} does not time")
     return problems
+
+
+def _flag_problems(table: pa.Table) -> list[str]:
+    """Flags that a row's other columns contradict: what was seen on its GPUs must be told."""
+    told = {}
+    for flags, reasons, others in set(
+        zip(*(table[name].to_pylist() for name in ("flags", "throttle_reasons", "other_processes")), strict=True)
+    ):
+        words = set((flags or "").split())
+        held = None if reasons is None else slowed(reasons.split())
+        if held is not None and held not in words:
+            told[f"flags is {flags!r} with throttle_reasons {reasons!r}, which are {held}"] = None
+        if Flag.POWER_CAPPED in words and held is not Flag.POWER_CAPPED:
+            told[f"flags is {flags!r} with throttle_reasons {reasons!r}, which are not {Flag.POWER_CAPPED}"] = None
+        if (others or 0) > 0 and Flag.NOT_ALONE not in words:
+            told[f"flags is {flags!r} with other_processes {others}, which is {Flag.NOT_ALONE}"] = None
+    return sorted(told)
 
 
 def _number_problems(table: pa.Table) -> list[str]:

@@ -137,6 +137,8 @@ def test_all_problems_at_once_with_suggestions():
         ("timing.launches=0", "timing.launches=0 must be at least 1"),
         ("timing.max_pairs=1", "timing.max_pairs=1 is below min_pairs"),
         ("timing.wall_limit_s=0", "must be above 0"),
+        ("timing.warmup_ms=-1", "timing.warmup_ms=-1.0 must be at least 0"),
+        ("timing.warmup_ms=1e307", "takes 3e+304 s, more than wall_limit_s="),
         ("timing.chain_ms=inf", "is inf, but must be a finite number"),
         ("capacity_factor=nan", "is nan, but must be a finite number"),
         ("output_dir=${missing}", "Interpolation key 'missing' not found"),

@@ -85,6 +85,7 @@ def test_a_row_is_there_once(table: pa.Table, tmp_path: Path) -> None:
         ("status", "error", "4 rows have a latency though they are not ok"),
         ("tokens_per_rank", -3, "tokens_per_rank is -3, where only numbers from 0 on are allowed"),
         ("workspace_bytes", -1, "workspace_bytes is -1, where only numbers from 0 on are allowed"),
+        ("error_share", -0.1, "error_share is -0.1, where only numbers from 0 on are allowed"),
         ("num_sms", -5, "num_sms is -5, where only numbers from 0 on are allowed"),
         ("nvlink_wire_bytes", -0.5, "nvlink_wire_bytes is -0.5, where only numbers from 0 on are allowed"),
         ("gini", float("nan"), "gini is infinite or no number somewhere"),
@@ -96,6 +97,36 @@ def test_a_row_is_there_once(table: pa.Table, tmp_path: Path) -> None:
 )
 def test_a_row_keeps_its_own_rules(table: pa.Table, tmp_path: Path, column: str, value: Any, words: str) -> None:
     assert words in refusal(store(tmp_path / "rows", with_value(table, column, value)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "reasons", "others", "words"),
+    [
+        ("", "sw_power_cap", None, "flags is '' with throttle_reasons 'sw_power_cap', which are power_capped"),
+        ("throttled", "sw_power_cap", 0, "which are power_capped"),
+        (
+            "power_capped",
+            "hw_slowdown",
+            0,
+            "flags is 'power_capped' with throttle_reasons 'hw_slowdown', which are throttled",
+        ),
+        ("power_capped", None, 0, "flags is 'power_capped' with throttle_reasons None, which are not power_capped"),
+        ("power_capped", "", 0, "which are not power_capped"),
+        ("warm_l2", "", 2, "flags is 'warm_l2' with other_processes 2, which is not_alone"),
+        ("power_capped", "sw_power_cap", 0, ""),
+        ("not_alone throttled", "sw_power_cap sw_thermal_slowdown", 1, ""),
+        ("not_alone", "", 0, ""),  # by another run on its core
+        ("throttled", None, None, ""),
+    ],
+)
+def test_a_row_tells_what_was_seen_on_its_gpus(table, tmp_path, flags, reasons, others, words) -> None:
+    for column, value in (("flags", flags), ("throttle_reasons", reasons), ("other_processes", others)):
+        table = with_value(table, column, value)
+    rows = store(tmp_path / "rows", table)
+    if words:
+        assert words in refusal(rows)
+    else:
+        assert len(load_rows(rows)) == len(table)
 
 
 def test_what_a_run_may_leave_is_read(table: pa.Table, tmp_path: Path) -> None:
