@@ -32,7 +32,10 @@ class Slow(ReferenceBackend):
             time.sleep(0.05)
 """
 SMI = """#!/bin/sh
-case "$1" in --query-gpu=*) echo "0, NVIDIA H200, GPU-UUID, 580, 143771, 0, 1980, 3201, 700.00, Disabled";; *) exit 1;; esac
+case "$1" in
+  --query-gpu=*) echo "0, NVIDIA H200, GPU-UUID, 580, 143771, 0, 1980, 3201, 700.00, Disabled";;
+  *) exit 1;;
+esac
 """
 RUN = ("run", "sweep=one", "--config-dir", "own", "output_dir=runs")
 SWEEP = """
