@@ -138,9 +138,11 @@ def test_headlines_leave_flagged_rows_out_and_say_so(tmp_path: Path) -> None:
 
 
 def test_a_gpu_at_its_power_limit_stays_in_headlines_which_say_so(tmp_path: Path) -> None:
+    told = [("", ""), ("power_capped", "sw_power_cap"), ("throttled", "hw_slowdown"),
+            ("power_capped within_launch", "sw_power_cap")]  # fmt: skip
     marked = [
-        with_repeat(record(point("x", 1), flags=words), i)
-        for i, words in enumerate(["", "power_capped", "power_capped throttled", "power_capped within_launch"])
+        with_repeat(record(point("x", 1), flags=words, throttle_reasons=reasons), i)
+        for i, (words, reasons) in enumerate(told)
     ]
     rows, note, left_out = frame.headline(frame.load(write(tmp_path, marked)))
     assert rows["repeat"].tolist() == [0, 1, 3]
