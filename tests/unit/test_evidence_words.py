@@ -49,7 +49,7 @@ def test_entry_has_tables_of_its_own_after_steady(usual: EvidenceRun) -> None:
     steady, entry, n = leads(both).split("\n\n")
     assert steady.splitlines()[0] == "| tokens per rank, EP 2, steady | ours (us) | best other (us) | other / ours |"
     assert entry.splitlines()[0] == "| tokens per rank, EP 2, entry | ours (us) | best other (us) | other / ours |"
-    assert entry.splitlines()[2] == "| 1 | Sentinel 2011 | AG/RS 5011 | 2.49 [2.47..2.51] |"
+    assert entry.splitlines()[2] == "| 1 | Sentinel 2011 | AG/RS 5011 | 2.49 [2.48..2.50] |"
     assert entry.splitlines()[3] == "| 8 | Fence 3611 | AG/RS 8011 | 2.22 [2.21..2.23] |"
     assert n == "Each median is of n = 12 repeats, of calls in which both were measured."
 
@@ -157,7 +157,7 @@ def test_withdrawn_repeats_are_counted_with_the_reason(usual: EvidenceRun) -> No
     assert "60 repeats flagged known_issue left out" in caption(run)
     table, below = leads(run).rsplit("\n\n", 1)
     assert "AG/RS" not in table
-    assert below.endswith(" both were measured. Left out as withdrawn: steady of AG/RS (its clock was wrong).")
+    assert below.endswith(" to the highest. Left out as withdrawn: steady of AG/RS (its clock was wrong).")
     assert "withdrawn" not in leads(usual)
 
 
