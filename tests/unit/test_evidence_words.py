@@ -9,7 +9,7 @@ import pytest
 from test_evidence_peers import run_of
 
 from epcross.harness.analysis.evidence_again import again
-from epcross.harness.analysis.evidence_leads import leads
+from epcross.harness.analysis.evidence_leads import PAIRED, leads
 from epcross.harness.analysis.evidence_peers import medians
 from epcross.harness.analysis.evidence_run import EvidenceRun
 from epcross.harness.analysis.evidence_settings import settings
@@ -50,8 +50,8 @@ def test_entry_has_tables_of_its_own_after_steady(usual: EvidenceRun) -> None:
     assert steady.splitlines()[0] == "| tokens per rank, EP 2, steady | ours (us) | best other (us) | other / ours |"
     assert entry.splitlines()[0] == "| tokens per rank, EP 2, entry | ours (us) | best other (us) | other / ours |"
     assert entry.splitlines()[2] == "| 1 | Sentinel 2011 | AG/RS 5011 | 2.49 [2.48..2.50] |"
-    assert entry.splitlines()[3] == "| 8 | Fence 3611 | AG/RS 8011 | 2.22 [2.21..2.23] |"
-    assert n == "Each median is of n = 12 repeats, of calls in which both were measured."
+    assert entry.splitlines()[3] == "| 8 | Fence 3611 | AG/RS 8011 | 2.22 [2.21..2.22] |"
+    assert n == f"Each median is of n = 12 repeats. {PAIRED}"
 
 
 def test_ratios_close_to_one_have_three_decimals(usual: EvidenceRun) -> None:
