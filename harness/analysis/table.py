@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from epcross.harness.analysis.captions import provenance
-from epcross.harness.analysis.cells import PHASE_WORDS, experts_words
+from epcross.harness.analysis.cells import PHASE_WORDS, experts_words, headline_flags
 from epcross.harness.measuring.stats import median
 from epcross.harness.planning.tokens import nominal_words
 from epcross.harness.record import Record
 from epcross.harness.storing.rows import join_words
-from epcross.harness.terms import CAPTIONED, HEADLINES, Flag, Phase, Sharing, Status
+from epcross.harness.terms import HEADLINES, Flag, Phase, Sharing, Status
 
 WIDTH = 100
 """Columns of a terminal that every table fits."""
@@ -202,7 +202,7 @@ def _cell(rows: Sequence[Record], footnotes: Footnotes, everywhere: Set[str]) ->
     if not rows:
         return Text("-", style="dim")
     ok = [row for row in rows if row.status == Status.OK]
-    plain = [row for row in ok if not _shown_flags(row)]
+    plain = [row for row in ok if not headline_flags(row)]
     shown = _shown(rows)
     marks = [footnotes.mark(sentence) for sentence in _remarks(rows, ok, plain, everywhere)]
     if not shown:
@@ -217,7 +217,7 @@ def _cell(rows: Sequence[Record], footnotes: Footnotes, everywhere: Set[str]) ->
 def _shown(rows: Iterable[Record]) -> list[Record]:
     """The rows behind the number of a cell: the ok ones without a flag, or all ok ones where each has one."""
     ok = [row for row in rows if row.status == Status.OK]
-    return [row for row in ok if not _shown_flags(row)] or ok
+    return [row for row in ok if not headline_flags(row)] or ok
 
 
 def _remarks(rows: Sequence[Record], ok: Sequence[Record], plain: Sequence[Record], everywhere: Set[str]) -> list[str]:
@@ -227,8 +227,8 @@ def _remarks(rows: Sequence[Record], ok: Sequence[Record], plain: Sequence[Recor
     for (status, reason), count in sorted(failures.items()):
         share = "" if count == len(rows) else f"{count} of {len(rows)} repeats "
         remarks.append(f"{share}{status}: {reason}")
-    flagged = [row for row in ok if _shown_flags(row) - everywhere]
-    flags = join_words(flag for row in flagged for flag in _shown_flags(row) - everywhere)
+    flagged = [row for row in ok if headline_flags(row) - everywhere]
+    flags = join_words(flag for row in flagged for flag in headline_flags(row) - everywhere)
     if flagged and plain:
         remarks.append(f"{len(flagged)} of {len(rows)} repeats left out, flagged {flags}")
     elif flagged:
@@ -238,12 +238,7 @@ def _remarks(rows: Sequence[Record], ok: Sequence[Record], plain: Sequence[Recor
     return remarks
 
 
-def _shown_flags(row: Record) -> frozenset[str]:
-    """Flags that keep a row out of the median; the others are said once, in the caption."""
-    return frozenset(row.flags.split()) - CAPTIONED
-
-
 def _flags_everywhere(rows: Sequence[Record]) -> frozenset[str]:
     """Flags that every ok row has, such as oversubscribed: said once instead of in each cell."""
-    flags = [_shown_flags(row) for row in rows if row.status == Status.OK]
+    flags = [headline_flags(row) for row in rows if row.status == Status.OK]
     return frozenset.intersection(*flags) if flags else frozenset()

@@ -83,18 +83,18 @@ def _word_problems(table: pa.Table) -> list[str]:
 
 def _flag_problems(table: pa.Table) -> list[str]:
     """Flags that a row's other columns contradict: what was seen on its GPUs must be told."""
-    told = {}
+    told: set[str] = set()
     for flags, reasons, others in set(
         zip(*(table[name].to_pylist() for name in ("flags", "throttle_reasons", "other_processes")), strict=True)
     ):
         words = set((flags or "").split())
         held = None if reasons is None else slowed(reasons.split())
         if held is not None and held not in words:
-            told[f"flags is {flags!r} with throttle_reasons {reasons!r}, which are {held}"] = None
+            told.add(f"flags is {flags!r} with throttle_reasons {reasons!r}, which are {held}")
         if Flag.POWER_CAPPED in words and held is not Flag.POWER_CAPPED:
-            told[f"flags is {flags!r} with throttle_reasons {reasons!r}, which are not {Flag.POWER_CAPPED}"] = None
+            told.add(f"flags is {flags!r} with throttle_reasons {reasons!r}, which are not {Flag.POWER_CAPPED}")
         if (others or 0) > 0 and Flag.NOT_ALONE not in words:
-            told[f"flags is {flags!r} with other_processes {others}, which is {Flag.NOT_ALONE}"] = None
+            told.add(f"flags is {flags!r} with other_processes {others}, which is {Flag.NOT_ALONE}")
     return sorted(told)
 
 

@@ -153,15 +153,7 @@ class Point:
                     compute.run(landings[number % 2].rows, number // 2)
             for landing in landings:
                 landing.rows.out.fill_(float("nan"))
-            times = []
-            for replay in range(10):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                if replay >= 3:
-                    times.append(begin.elapsed_time(end) * 1e3 / runs)
+            times = [us / runs for us in replays_us(graph)]
             reason = self.wrong(compute, layout)
         told = compute.describe()
         spans = kernels_us(lambda: [compute.run(landings[n % 2].rows, n) for n in range(20)], 20)
@@ -173,6 +165,19 @@ class Point:
             "kernels_us": spans, "version": told.version, "options": dict(told.options),
             **({"wrong": reason} if reason else {}),
         }  # fmt: skip
+
+
+def replays_us(graph: torch.cuda.CUDAGraph) -> list[float]:
+    """What each of seven replays takes, after three."""
+    times = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return times[3:]
 
 
 def kernels_us(work: Any, times: int) -> dict[str, float]:

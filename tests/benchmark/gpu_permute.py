@@ -32,7 +32,7 @@ from epcross.kernels.experts.deepgemm import DeepGemm  # noqa: E402
 from epcross.kernels.experts.formats import Layout  # noqa: E402
 from epcross.kernels.experts.weights import ExpertWeights, make_weights  # noqa: E402
 
-from tests.benchmark.expert_points import Place, Point, kernels_us, places_of, provenance  # noqa: E402  # isort: skip
+from tests.benchmark.expert_points import Place, Point, kernels_us, places_of, provenance, replays_us  # noqa: E402  # isort: skip
 from tests.fakes import grouped_products  # noqa: E402  # isort: skip
 
 POINTS = ",".join(f"{ep}x{tokens}" for ep in (8, 16, 32, 64) for tokens in (1, 128))
@@ -117,22 +117,14 @@ def pairs_of(point: Point) -> float:
 
 
 def replayed_us(work: Any) -> float:
-    """The median of seven replays, after three."""
-    times = []
+    """The median of replays of a graph of it."""
     with torch.cuda.stream(torch.cuda.Stream()):
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             work()
-        for _ in range(10):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times[3:])
+        return statistics.median(replays_us(graph))
 
 
 if __name__ == "__main__":
