@@ -4,9 +4,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from epcross.harness.analysis.inputs import LAYOUT, STAGING, layout_of, option_words, staging_of
 from epcross.harness.measuring.stats import Interval, IntervalKind
 from epcross.harness.record import Record
 from epcross.harness.terms import CAPTIONED, HEADLINES, BackendKind, Phase, Sharing, Status
@@ -21,14 +21,6 @@ SETTING = (
 """What all numbers of one table or figure share, besides EP size and regime, whether inputs of layers are staged inside
 the window, and how the rows of expert stages lie. Layers with other experts may stand in one, where their names tell
 them apart."""
-
-STAGING = "staging"
-"""The option of layers that says whether their inputs are staged inside the window."""
-
-LAYOUT = "layout"
-"""The option of expert stages that says how their rows lie: by expert, somebody has done part of the work before."""
-
-STAGED_WORDS = {True: "staged before", False: "staging inside"}
 
 PHASE_WORDS = {Phase.ROUND_TRIP: "round trip", Phase.LAYER: "layer", Phase.EXPERTS: "expert stage"}
 """What a headline is called."""
@@ -113,17 +105,10 @@ def experts_words(row: Record) -> str:
     return " ".join(filter(None, [f"+ {row.compute}" if row.compute else "", f"{row.weight_format} weights"]))
 
 
-@cache  # a run has some hundred rows of each
-def staged_before(options: str) -> bool:
-    """Whether the inputs of a layer with these options were quantised and staged before the window."""
-    return json.loads(options).get(STAGING) is False
-
-
 def setting_of(row: Record) -> dict[str, Any]:
     """What all numbers of one table or figure share with this row."""
-    staged = STAGED_WORDS[staged_before(row.options)] if row.kind in (BackendKind.LAYER, BackendKind.FUSED) else ""
-    layout = json.loads(row.options).get(LAYOUT, "") if row.kind == BackendKind.EXPERTS else ""
-    return {name: getattr(row, name) for name in SETTING} | {STAGING: staged, LAYOUT: layout}
+    given = {STAGING: staging_of(row.kind, row.options), LAYOUT: layout_of(row.kind, row.options)}
+    return {name: getattr(row, name) for name in SETTING} | given
 
 
 def describe_setting(row: Record) -> str:
@@ -183,7 +168,7 @@ def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
             several = {name for name, values in options[row.backend].items() if len(values) > 1}
             own = json.loads(row.options)
             words = [experts_words(row)] if experts_words(row) else []
-            words += [f"{name}={own[name]}" for name in sorted(several & own.keys())]
+            words += [option_words(name, own[name]) for name in sorted(several & own.keys())]
             words += [f"{name}={value}" for name, value in sorted(_stage_options(row, points.values()).items())]
             words += [f"load {number + 1}"] if len(same) > 1 else []  # other capacity or spread of tokens
             variants[row.run_id, row.point_id] = " ".join(words)

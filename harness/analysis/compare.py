@@ -20,7 +20,7 @@ import pandas as pd
 
 from epcross.harness.analysis.crossover import MARGIN
 from epcross.harness.analysis.factors import FACTORS, telling
-from epcross.harness.analysis.frame import CONDITIONS, headline
+from epcross.harness.analysis.frame import CONDITIONS, INPUTS, headline
 from epcross.harness.analysis.resample import RESAMPLES, RNG_SEED, Trials, ends, resampled_medians, support, widened
 from epcross.harness.errors import NOTHING_SHOWN, InputError
 from epcross.harness.measuring.stats import IntervalKind
@@ -42,7 +42,7 @@ _FACTORS = (
     "kind",
     "compute",
     "compute_options",
-    *(name for name in CONDITIONS if name not in ("machine", "measure_hash")),
+    *(name for name in CONDITIONS if name not in ("machine", "measure_hash", *INPUTS)),  # these follow from options
 )
 
 

@@ -8,12 +8,13 @@ launches) gives a whole curve of ratios, and a state is called only if `AGREEMEN
 import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from epcross.harness.analysis.frame import CONDITIONS, FORMATS, headline, require_columns
+from epcross.harness.analysis.frame import CONDITIONS, FORMATS, INPUTS, headline, require_columns
 from epcross.harness.analysis.resample import (
     CONFIDENCE,
     RESAMPLES,
@@ -26,7 +27,7 @@ from epcross.harness.analysis.resample import (
     support,
     widened,
 )
-from epcross.harness.analysis.sides import Sides, Subject, formats_of, matched, name_of, require_two
+from epcross.harness.analysis.sides import Sides, Subject, formats_of, inputs_of, matched, name_of, require_two
 from epcross.harness.errors import InputError
 from epcross.harness.measuring.stats import IntervalKind
 from epcross.harness.terms import Flag
@@ -59,6 +60,7 @@ def find(
     keep: Iterable[Flag | str] = (),
     mixed: bool = False,
     mixed_formats: bool = False,
+    mixed_inputs: bool = False,
 ) -> pd.DataFrame:
     """One line for each group of `frame` that holds both `a` and `b` at a common token count.
 
@@ -69,7 +71,8 @@ def find(
     `faster_below`, `faster_above`, a name or `equal`, empty where it cannot be told; `leads_from`, `leads_to`,
     where none crossed: the outermost token counts at which that one leads, beyond which the two count as equal;
     `a_leads`, `b_leads`, the token counts at which each surely leads, also where the state is ambiguous, as in
-    "1..8 64" (see `spans`), empty where the launches are too few to call anything;
+    "1..8 64" (see `spans`), empty where the launches are too few to call anything; `medians_lead`, who leads by the
+    medians alone, `a` or `b`, in the order of the tokens, as in "a b", whatever is sure of it;
     `agreement`, the share of curves with this state; `margin`; `tokens_low`, `tokens_high`, `points`, the common
     range; `launches`, `seeds`, `chains`, `trials`, `within_launch`, `interval`; `cross_allocation`, whether the two
     were measured in different allocations, and so at different times or places: no headline. `attrs["note"]` says
@@ -83,13 +86,16 @@ def find(
         mixed: allow several domains.
         mixed_formats: allow the two to differ in `frame.FORMATS`; the column `formats` then says how, and is empty
             where they do not.
+        mixed_inputs: the same for `frame.INPUTS`: what was done before the window of one may lie inside the other's;
+            the column `inputs` then says how.
 
     Raises:
         InputError: a column, flag or subject is unknown, the two are one, domains are mixed, or a group of `by` mixes
             what must not be (regimes, say): then every such column is named.
     """
     require_two(a, b)
-    by = [name for name in (CONDITIONS if by is None else by) if not (mixed_formats and name in FORMATS)]
+    unlike = [*(FORMATS if mixed_formats else ()), *(INPUTS if mixed_inputs else ())]
+    by = [name for name in (CONDITIONS if by is None else by) if name not in unlike]
     if not by:
         raise InputError("`by` names no column; leave it out to group by every condition, or name one, such as ep_size")
     require_columns(frame, by)
@@ -98,9 +104,10 @@ def find(
     rows, note, _ = headline(frame, keep)
     names = (name_of(a), name_of(b))
     lines = []
-    for key, sides in matched(rows, frame, (a, b), by, mixed=mixed, mixed_formats=mixed_formats):
+    for key, sides in matched(rows, frame, (a, b), by, mixed=mixed, unlike=unlike):
         if line := _line(sides, names, margin, resamples, rng_seed):
             told = {"formats": formats_of(sides)} if mixed_formats else {}
+            told |= {"inputs": inputs_of(sides)} if mixed_inputs else {}
             lines.append(key | line | told)
     result = pd.DataFrame(lines, columns=None if lines else [*by, "a", "b", "state"])
     result.attrs["note"] = note
@@ -203,6 +210,7 @@ def judge(
         "leads_to": leads_to,
         "a_leads": spans(tokens, surely[0]),
         "b_leads": spans(tokens, surely[1]),
+        "medians_lead": " ".join(side for side, _ in groupby("a" if sign > 0 else "b" for sign in signs if sign)),
         "agreement": share,
     }
 

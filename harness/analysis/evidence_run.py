@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from epcross.harness.analysis.cells import PHASE_WORDS, STAGED_WORDS, STAGING, staged_before
+from epcross.harness.analysis.cells import PHASE_WORDS
+from epcross.harness.analysis.inputs import STAGED_WORDS, STAGING, staged_before
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table, read_withdrawn_of

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from epcross.harness.analysis.inputs import LAYOUT, STAGING, option_words
+
 FACTORS = (
     "model", "options", "compute", "compute_options", "domain", "sharing", "scope", "num_experts", "num_slots", "top_k",
     "hidden", "intermediate", "token_spread", "capacity", "tokens_min", "tokens_total", "max_tokens_per_rank",
@@ -12,7 +14,13 @@ FACTORS = (
 """Columns in which points of one backend, phase, regime, EP size and number of tokens may differ: of rows, or of the
 frame (`token_spread`, `capacity`); those that a list of points has not are passed over."""
 
-_WORDS = {"staging": "{}", "dispatch_format": "{} out", "combine_format": "{} back", "weight_format": "{} weights"}
+_WORDS = {
+    STAGING: "{}",
+    LAYOUT: "layout {}",
+    "dispatch_format": "{} out",
+    "combine_format": "{} back",
+    "weight_format": "{} weights",
+}
 _OF_MODEL = dict.fromkeys(("num_experts", "num_slots", "top_k", "hidden", "intermediate"), ("model",))
 _OF_TOKENS = dict.fromkeys(("tokens_min", "tokens_total", "max_tokens_per_rank"), ("tokens_per_rank", "ep_size"))
 _FOLLOWS: Mapping[str, tuple[str, ...]] = {
@@ -56,5 +64,5 @@ def _word(name: str, value: Any) -> str:
     if name in _WORDS:
         return _WORDS[name].format(value)
     if name in ("options", "compute_options", "routing_params"):
-        return ", ".join(f"{key}={each}" for key, each in json.loads(value).items())
+        return ", ".join(option_words(key, each) for key, each in json.loads(value).items())
     return f"{name}={value}"

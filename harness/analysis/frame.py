@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from epcross.harness.analysis.copies import without_copies
+from epcross.harness.analysis.inputs import LAYOUT, NO_LAYOUT, NOT_STAGED, STAGING, layout_of, staging_of
 from epcross.harness.errors import InputError
 from epcross.harness.measuring.link_bytes import ROUNDED
 from epcross.harness.storing import store
@@ -45,17 +46,22 @@ CONDITIONS = (
     "phase", "regime", "domain", "sharing", "scope", "machine", "measure_hash",
     "model", "num_experts", "num_slots", "top_k", "hidden", "intermediate",
     "ep_size", "token_spread", "capacity", "routing", "routing_params", "placement",
-    "dispatch_format", "combine_format", "weight_format",
+    "dispatch_format", "combine_format", "weight_format", STAGING, LAYOUT,
 )  # fmt: skip
-"""Under which conditions. Two of them follow from columns that grow with the tokens:
+"""Under which conditions. Two of them follow from columns that grow with the tokens, two from the options of a backend:
 
 token_spread   `even`, or for uneven ranks the fewest tokens of a rank and the total, as `3 of 40`
 capacity       `as tokens` where `max_tokens_per_rank` is the nominal number, else that number as text
+staging        of layers `staging inside` the window or `staged before` it, else `none`
+layout         how the rows of expert stages lie, else `none`
 """
 
 FORMATS = ("dispatch_format", "weight_format")
 """Of activations and of expert weights. Layers that differ in them compute other numbers: no verdict is on such a pair
 unless it is asked for by name, and then it says so."""
+
+INPUTS = (STAGING, LAYOUT)
+"""What was done before the window. Where it differs, one of two did not do what the other did: as with `FORMATS`."""
 
 SERIES = SUBJECT + CONDITIONS
 """A series is the rows that agree in these columns: one curve over `tokens_per_rank`. No value in them is missing."""
@@ -99,11 +105,11 @@ class Headline(NamedTuple):
 def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> pd.DataFrame:
     """All rows of run directories, merged folders or parquet files, in the order given.
 
-    Every column of `Record` is there, and besides: `token_spread` and `capacity` (see `CONDITIONS`), `is_<flag>` for
-    every flag, `<view>` and `<view>_gbps` for every one of `VIEWS` (phases dispatch, combine and round_trip; NaN
-    elsewhere), `nvlink_ratio`, and `floor_<name>` for every time and bandwidth of the floors of these runs at the row's
-    domain and EP size (NaN where there is none). Closed lists are ordered categories. A text that was not reported is
-    `NOT_REPORTED`; only numbers, `reason` and `nvlink_note` can be missing.
+    Every column of `Record` is there, and besides: `token_spread`, `capacity`, `staging` and `layout` (see
+    `CONDITIONS`), `is_<flag>` for every flag, `<view>` and `<view>_gbps` for every one of `VIEWS` (phases dispatch,
+    combine and round_trip; NaN elsewhere), `nvlink_ratio`, and `floor_<name>` for every time and bandwidth of the floors
+    of these runs at the row's domain and EP size (NaN where there is none). Closed lists are ordered categories. A text
+    that was not reported is `NOT_REPORTED`; only numbers, `reason` and `nvlink_note` can be missing.
 
     Args:
         domains: keep rows of these only. None: all; then comparing functions refuse what `require_one_domain` does.
@@ -125,9 +131,12 @@ def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> p
     even = frame["tokens_min"] * frame["ep_size"] == total
     uneven = frame["tokens_min"].astype(str) + " of " + total.astype(str)
     capacity = frame["max_tokens_per_rank"]
+    options = list(zip(frame["kind"], frame["options"], strict=True))
     added: dict[str, pd.Series] = {
         "token_spread": uneven.where(~even, "even"),
         "capacity": capacity.astype(str).where(capacity != tokens, "as tokens"),
+        STAGING: pd.Series([staging_of(*own) or NOT_STAGED for own in options], index=frame.index, dtype="str"),
+        LAYOUT: pd.Series([layout_of(*own) or NO_LAYOUT for own in options], index=frame.index, dtype="str"),
     }
     flags = frame["flags"].str.split(" ")
     for flag in Flag:

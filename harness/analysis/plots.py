@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epcross.harness.analysis import material as materials
-from epcross.harness.analysis.cells import LAYOUT, STAGING, Cell, cells, setting_of
+from epcross.harness.analysis.cells import Cell, cells, setting_of
 from epcross.harness.analysis.factors import telling
 from epcross.harness.analysis.figures import (
     bandwidth,
@@ -23,6 +23,7 @@ from epcross.harness.analysis.figures import (
 )
 from epcross.harness.analysis.figures.canvas import Figure, Omitted
 from epcross.harness.analysis.figures.scene import Scene
+from epcross.harness.analysis.inputs import LAYOUT, STAGING
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.style import Styles, theme
 from epcross.harness.errors import InputError

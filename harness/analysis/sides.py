@@ -1,11 +1,11 @@
 """The two sides of a comparison: the rows of two subjects, group by group, in which each is one curve."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from epcross.harness.analysis.frame import CONDITIONS, FORMATS, SUBJECT, require_one_domain
+from epcross.harness.analysis.frame import CONDITIONS, FORMATS, INPUTS, SUBJECT, require_one_domain
 from epcross.harness.errors import InputError
 
 Subject = str | Mapping[str, Any]
@@ -47,14 +47,14 @@ def matched(
     by: list[str],
     *,
     mixed: bool,
-    mixed_formats: bool,
+    unlike: Collection[str],
 ) -> Iterator[tuple[dict[str, Any], Sides]]:
     """Each group of `rows` that holds both `subjects`: its values of `by`, and the rows of each subject.
 
     Args:
         rows: those of `frame` that may be used.
         mixed: allow several domains.
-        mixed_formats: allow the two to differ in `frame.FORMATS`.
+        unlike: conditions in which the two may differ, if each of them agrees with itself.
 
     Raises:
         InputError: a subject is unknown, domains are mixed, or a group mixes what must not be.
@@ -66,13 +66,23 @@ def matched(
     groups = [dict(iter(side.groupby(by, observed=True))) for side in chosen]
     for values in sorted(groups[0].keys() & groups[1].keys()):
         sides, key = (groups[0][values], groups[1][values]), dict(zip(by, values, strict=True))
-        _require_one_curve(sides, names, key, mixed=mixed, mixed_formats=mixed_formats)
+        _require_one_curve(sides, names, key, mixed=mixed, unlike=unlike)
         yield key, sides
 
 
 def formats_of(sides: Sides) -> str:
     """`fp8 x fp8 against fp8 x fp4`: activations by weights, of the two; empty if they are the same."""
-    told = [" x ".join(str(own[name].iloc[0]) for name in FORMATS) for own in sides]
+    return _against([" x ".join(str(own[name].iloc[0]) for name in FORMATS) for own in sides])
+
+
+def inputs_of(sides: Sides) -> str:
+    """`staging inside against staged before`, of the two; empty if they are the same."""
+    told = [{name: str(own[name].iloc[0]) for name in INPUTS} for own in sides]
+    apart = [name for name in INPUTS if told[0][name] != told[1][name]]
+    return _against([", ".join(each[name] for name in apart) for each in told])
+
+
+def _against(told: list[str]) -> str:
     return "" if told[0] == told[1] else " against ".join(told)
 
 
@@ -95,20 +105,22 @@ def _wanted(subject: Subject) -> dict[str, Any]:
 
 
 def _require_one_curve(
-    sides: Sides, names: tuple[str, str], key: Mapping[str, Any], *, mixed: bool, mixed_formats: bool
+    sides: Sides, names: tuple[str, str], key: Mapping[str, Any], *, mixed: bool, unlike: Collection[str]
 ) -> None:
     """A group must hold one curve of each subject, under the same conditions."""
-    apart = {"domain", "sharing", "machine", "measure_hash"} if mixed else set()
-    apart |= set(FORMATS) if mixed_formats else set()
+    apart = {*unlike, *(("domain", "sharing", "machine", "measure_hash") if mixed else ())}
     problems = [
-        f"{column}: {', '.join(sorted(map(str, own[column].unique())))} ({name})"
+        (f"{column}: {', '.join(sorted(map(str, own[column].unique())))} ({name})", "")
         for own, name in zip(sides, names, strict=True)
-        for column in (*SUBJECT, *(FORMATS if mixed_formats else ()))
+        for column in (*SUBJECT, *unlike)
         if column not in key and own[column].nunique() > 1
     ]
     for column in CONDITIONS:
         if column not in key and column not in apart:
             values = sorted({str(value) for own in sides for value in own[column].unique()})
-            problems += [f"{column}: {', '.join(values)}"] * (len(values) > 1)
+            asked = ", or ask for it by mixed_inputs=True" if column in INPUTS else ""
+            problems += [(f"{column}: {', '.join(values)}", asked)] * (len(values) > 1)
     if problems:
-        raise InputError([f"{text} are mixed in one group; select one, or add the column to `by`" for text in problems])
+        raise InputError(
+            [f"{text} are mixed in one group; select one, or add the column to `by`{asked}" for text, asked in problems]
+        )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from epcross.harness.analysis.captions import provenance
 from epcross.harness.analysis.cells import PHASE_WORDS, experts_words, headline_flags
+from epcross.harness.analysis.inputs import option_words
 from epcross.harness.measuring.stats import median
 from epcross.harness.planning.tokens import nominal_words
 from epcross.harness.record import Record
@@ -140,7 +141,9 @@ def _columns(rows: Sequence[Record]) -> dict[str, list[Record]]:
     def head(row: Record) -> str:
         who = _who(row)
         several = shapes[who] > 1  # an option that some rows have and others have not tells them apart too
-        words = [f"{name}={value}" for name, value in _options(row).items() if several or len(seen[who, name]) > 1]
+        words = [
+            option_words(name, value) for name, value in _options(row).items() if several or len(seen[who, name]) > 1
+        ]
         return " ".join([who, *words])
 
     columns: dict[str, list[Record]] = defaultdict(list)

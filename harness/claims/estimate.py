@@ -248,10 +248,11 @@ def _crossing(ratio: _Curve, base: Support) -> Estimate:
     if state == crossover.State.AMBIGUOUS:
         # the estimate is shown and nothing is called; NaN where the ratio crosses nowhere
         low, high = (0.0, inf) if np.isnan(found["low"]) else (found["low"], found["high"])
-        return Estimate(at="", value=found["estimate"], low=low, high=high, objection=found["reason"])
+        objection = f"{found['reason']}; by the medians {_order(found['medians_lead'], spread)}"
+        return Estimate(at="", value=found["estimate"], low=low, high=high, objection=objection)
     if state == crossover.State.MULTIPLE:
         return Estimate(
-            at="", value=found["estimate"], low=0.0, high=inf, objection=f"the lead changes more than once, {spread}"
+            at="", value=found["estimate"], low=0.0, high=inf, objection=_order(found["medians_lead"], spread)
         )
     if state == crossover.State.NONE_IN_RANGE:
         leaders = {below, above} - {"equal"}
@@ -268,6 +269,24 @@ def _crossing(ratio: _Curve, base: Support) -> Estimate:
         contrary = f"the other way round: the baseline leads below, the subject above, {spread}"
         return Estimate(at="", value=found["estimate"], low=found["low"], high=found["high"], contrary=contrary)
     return Estimate(at="", value=found["estimate"], low=found["low"], high=found["high"])
+
+
+def _order(sides: str, spread: str) -> str:
+    """Who leads before the change of lead and who after it, and in which bracket it lies.
+
+    Args:
+        sides: as `crossover.judge` has them in `medians_lead`, of the subject and the baseline.
+        spread: the bracket in words.
+    """
+    led = [{"a": "the subject", "b": "the baseline"}[side] for side in sides.split()]
+    if not led:
+        return f"the two are within {crossover.MARGIN:.0%} at every batch"
+    if len(led) == 1:
+        return f"{led[0]} leads wherever they are more than {crossover.MARGIN:.0%} apart"
+    if len(led) == 2:
+        return f"{led[0]} leads below, {led[1]} above, and the lead changes {spread}"
+    ends = f"{led[0]} leads at both ends" if led[0] == led[-1] else f"{led[0]} leads below, {led[-1]} above"
+    return f"the lead changes more than once, {spread}: {ends}"
 
 
 def _estimate(at: str, value: float, draws: Float64, base: Support) -> Estimate:

@@ -29,6 +29,7 @@ from epcross.harness.claims.selection import (
     of_layers,
     plain,
     select,
+    staged,
     unlike,
 )
 from epcross.harness.claims.verdict import JUDGED, Verdict, call, every, whichever
@@ -193,7 +194,8 @@ def _held(
     except NotEnough as lack:
         return Verdict.NOT_MEASURED, str(lack), ()
     verdict = every(finding.verdict for finding in findings)
-    words = [why(findings, verdict), issued(rows, other) if claim.quantity in OVER_BASELINE else "", of_layers(rows)]
+    apart = issued(rows, other) if claim.quantity in OVER_BASELINE else ""
+    words = [why(findings, verdict), apart, staged(rows, other), of_layers(rows)]
     return verdict, "; ".join(filter(None, words)), tuple(findings)
 
 

@@ -126,7 +126,7 @@ def _frame(rows: list[dict[str, Any]]) -> "pd.DataFrame":
     """The rows with every column that `frame.load` gives, typed as there; what no source states is missing."""
     import pandas as pd
 
-    from epcross.harness.analysis.frame import NOT_REPORTED, VIEWS, gbps
+    from epcross.harness.analysis.frame import INPUTS, NOT_REPORTED, VIEWS, gbps
     from epcross.harness.record import Record
     from epcross.harness.storing.parquet import ROWS_SCHEMA
     from epcross.harness.storing.rows import CLOSED_LISTS
@@ -152,7 +152,7 @@ def _frame(rows: list[dict[str, Any]]) -> "pd.DataFrame":
         columns[name] = pd.Series(pd.NA, index=given.index, dtype="string")
     for name in ("repeat", "launch", "seed", "chain"):
         columns[name] = pd.Series(0, index=given.index, dtype="Int64")
-    for name in ("token_spread", "capacity"):
+    for name in ("token_spread", "capacity", *INPUTS):
         columns[name] = pd.Series(NOT_REPORTED, index=given.index, dtype="string")
     for flag in Flag:
         columns[f"is_{flag}"] = pd.Series(False, index=given.index, dtype=bool)

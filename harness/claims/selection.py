@@ -68,7 +68,9 @@ def select(
 
 
 def _member_text(member: Member) -> str:
-    options = [f"{name}={value}" for name, value in member.options.items()]
+    from epcross.harness.analysis.inputs import option_words
+
+    options = [option_words(name, value) for name, value in member.options.items()]
     return " ".join([member.backend, *([f"compute={member.compute}"] if member.compute else []), *options])
 
 
@@ -149,9 +151,11 @@ def axes(claim: Claim) -> list[str]:
 def keys(claim: Claim) -> list[str]:
     """What the rows of one reading agree in."""
     from epcross.harness.analysis.frame import CONDITIONS
+    from epcross.harness.analysis.inputs import STAGING
 
     varied = [*axes(claim), *_change_values(claim)]
-    apart = {"phase", *varied, *(follower for name in varied for follower in _FOLLOWERS.get(name, ()))}
+    # staging is the actors' to name (`_has_options`): the two sides may then differ in it, and `staged` says so
+    apart = {"phase", STAGING, *varied, *(follower for name in varied for follower in _FOLLOWERS.get(name, ()))}
     tokens = ["tokens_per_rank"] if "tokens_per_rank" in claim.open else []
     return [*(name for name in CONDITIONS if name not in apart), *tokens, "product"]
 
@@ -198,6 +202,17 @@ def issued(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
     """How the pairs of the two sides were issued, where that differs: replaying a graph spares a loop's launches."""
     ways = [" or ".join(sorted(set(own["enqueued"].dropna()))) or "not reported" for own in (rows, other)]
     return f"pairs issued by {ways[0]} against {ways[1]}" if ways[0] != ways[1] else ""
+
+
+def staged(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
+    """What was done before the window of layers, where a claim's actors ask for rows that leave it out; the baseline's
+    beside it where it is not the same."""
+    from epcross.harness.analysis.inputs import NOT_STAGED, STAGED_WORDS
+
+    told = [" or ".join(sorted(set(own["staging"]) - {NOT_STAGED})) for own in (rows, other)]
+    if set(told) <= {STAGED_WORDS[False], ""}:
+        return ""
+    return f"inputs {told[0]}" + (f" against {told[1]}" if told[1] not in ("", told[0]) else "")
 
 
 def of_layers(rows: "pd.DataFrame") -> str:

@@ -17,8 +17,8 @@ _FIT_NUMBERS = (
 )  # fmt: skip
 _CROSSOVER_NUMBERS = (
     "a", "b", "state", "reason", "bracket_low", "bracket_high", "estimate", "low", "high", "faster_below",
-    "faster_above", "leads_from", "leads_to", "a_leads", "b_leads", "agreement", "margin", "points", "trials",
-    "launches", "within_launch", "interval",
+    "faster_above", "leads_from", "leads_to", "a_leads", "b_leads", "medians_lead", "agreement", "margin", "points",
+    "trials", "launches", "within_launch", "interval",
 )  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def crossovers(scene: Scene) -> list[Table]:
     notes = [
         f"tokens per rank at which the ratio of the medians crosses 1 [95 % interval]; equal within {MARGIN:.0%}; "
         "bracket: the measured token counts around it; last column: who is faster on either side; ambiguous: the "
-        "launches at hand do not tell whether the lead changes, though at some counts they may tell who leads",
+        "launches at hand do not tell whether the lead changes, though at some counts they may tell who leads; by "
+        "medians: who leads by the medians alone, in the order of the tokens",
     ]
     head = ["where", "pair", "state", "tokens", "bracket", "below, above"]
     return [Table(name=f"crossovers{scene.suffix}", title="Crossovers", head=head, rows=rows, notes=notes, data=data)]
@@ -92,8 +93,10 @@ def _verdict(line: Mapping[str, Any]) -> list[str]:
     bracket = f"{line['bracket_low']:g}..{line['bracket_high']:g}" if bracketed else "-"
     sides = [line["faster_below"], line["faster_above"]]
     sure = [f"{line[side]} leads at {line[f'{side}_leads']}" for side in ("a", "b") if line[f"{side}_leads"]]
-    words = ", ".join(side or "?" for side in sides)
-    return [str(line["state"]), tokens, bracket, "; ".join([words, *(sure if line["reason"] else [])])]
+    if line["reason"]:
+        led = [line[side] for side in line["medians_lead"].split()] or ["equal"]
+        sides = [f"not told; by medians {', '.join(led)}", *sure]
+    return [str(line["state"]), tokens, bracket, "; ".join(sides) if line["reason"] else ", ".join(sides)]
 
 
 def _place(scene: Scene, key: tuple[Any, ...], points: Sequence[Cell]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -396,7 +397,42 @@ def test_a_crossover_that_cannot_be_told_is_inconclusive(tmp_path: Path) -> None
         tokens=CROSSING,
         phase="layer",
     )
-    assert "more than once" in verdict_of(book_of("P04"), twice).reason
+    assert (
+        "the lead changes more than once, between 16 and 256 tokens: the subject leads at both ends"
+        in verdict_of(book_of("P04"), twice).reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("curve", "words"),
+    [
+        (
+            lambda t: 100.0 * (t / 190) ** 0.2,
+            "the subject leads below, the baseline above, and the lead changes between 128 and 256 tokens",
+        ),
+        (
+            lambda t: 100.0 * (190 / t) ** 0.2,
+            "the baseline leads below, the subject above, and the lead changes between 128 and 256 tokens",
+        ),
+        (lambda _: 80.0, "the subject leads wherever they are more than 3% apart"),
+        (lambda _: 130.0, "the baseline leads wherever they are more than 3% apart"),
+        (lambda _: 100.0, "the two are within 3% at every batch"),
+        (
+            lambda t: 130.0 if t in (16, 256) else 80.0,
+            "the lead changes more than once, between 16 and 512 tokens: the baseline leads below, the subject above",
+        ),
+    ],
+)
+def test_a_crossover_that_is_not_called_says_who_leads_where(tmp_path: Path, curve: Any, words: str) -> None:
+    """One launch calls nothing, and the number alone does not say which side is ahead before it."""
+    rows = measured(
+        tmp_path, {"layer_onesided": curve, "megamoe": lambda _: 100.0}, tokens=CROSSING, phase="layer",
+        repeats=(1, 3, 4), spread=(0.0, 0.0, 0.0),
+    )  # fmt: skip
+    for name in ("P04", "P05"):
+        found = verdict_of(book_of(name), rows)
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert f"one launch says nothing about the variance between launches; by the medians {words}" in found.reason
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.49, "inside"), (0.3, "outside"), (0.542, "inconclusive")])

@@ -24,11 +24,16 @@ from epcross.harness.terms import BackendKind, Phase, Regime, RowFormat, WeightF
 TOKENS = (1, 8, 64, 512)
 
 
-def layer_rows(backend, weights, us, *, kind=BackendKind.LAYER, compute="gather_gemm", comm=None):
+def layer_rows(backend, weights, us, *, kind=BackendKind.LAYER, compute="gather_gemm", comm=None, options=()):
     found = []
     for tokens in TOKENS:
         of = replace(
-            point(backend, tokens), kind=kind, compute=compute, weight_format=weights, dispatch_format=RowFormat.FP8
+            point(backend, tokens),
+            kind=kind,
+            compute=compute,
+            weight_format=weights,
+            dispatch_format=RowFormat.FP8,
+            options=options,
         )
         for launch in range(5):
             for chain in range(2):

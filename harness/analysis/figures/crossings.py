@@ -44,7 +44,7 @@ def draw(scene: Scene, of: Collection[str] = ()) -> Figure | Omitted:
             _draw_strip(scene, canvas, name, pair, strips.index(_strip(pair)))
             numbers = (
                 "state", "reason", "estimate", "low", "high", "faster_below", "faster_above", "leads_from", "leads_to",
-                "a_leads", "b_leads", "agreement",
+                "a_leads", "b_leads", "medians_lead", "agreement",
             )  # fmt: skip
             line = entry(scene, name, pair.points[0], second=pair.second.name, **{n: pair.line[n] for n in numbers})
             data.append({**line, "key": _strip(pair), "tokens_per_rank": None})
