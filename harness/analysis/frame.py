@@ -107,9 +107,9 @@ def load(*paths: Path | str, domains: Iterable[Domain | str] | None = None) -> p
 
     Every column of `Record` is there, and besides: `token_spread`, `capacity`, `staging` and `layout` (see
     `CONDITIONS`), `is_<flag>` for every flag, `<view>` and `<view>_gbps` for every one of `VIEWS` (phases dispatch,
-    combine and round_trip; NaN elsewhere), `nvlink_ratio`, and `floor_<name>` for every time and bandwidth of the floors
-    of these runs at the row's domain and EP size (NaN where there is none). Closed lists are ordered categories. A text
-    that was not reported is `NOT_REPORTED`; only numbers, `reason` and `nvlink_note` can be missing.
+    combine and round_trip; NaN elsewhere), `nvlink_ratio`, and `floor_<name>` for every time and bandwidth of the
+    floors of these runs at the row's domain and EP size (NaN where there is none). Closed lists are ordered categories.
+    A text that was not reported is `NOT_REPORTED`; only numbers, `reason` and `nvlink_note` can be missing.
 
     Args:
         domains: keep rows of these only. None: all; then comparing functions refuse what `require_one_domain` does.
