@@ -97,7 +97,8 @@ class Record:
     error_share: float | None = column(
         "Largest error of a layer over what is allowed, by every rule that holds outputs against the oracle: of "
         "verified tokens, of 128 of their columns, and of sums over an expert's tokens. 1 is the bound; above it the "
-        "row is incorrect. Null if it is no finite number, as where outputs are NaN.",
+        "row is incorrect. Null if it is no finite number, as where outputs are NaN; no ok row of a layer or expert "
+        "stage lacks it.",
         since=8,
     )
 

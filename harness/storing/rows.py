@@ -266,6 +266,8 @@ def _latency_problems(record: Record) -> list[str]:
         problems.append(f"reason is {record.reason!r} though status is ok")
     if record.n_samples < 1:
         problems.append("n_samples is 0 though status is ok")
+    if record.error_share is None and _kind(record) is not BackendKind.EXCHANGE:
+        problems.append(f"error_share is missing though status is ok and kind is {_kind(record)}; say how near it was")
     if (record.error_share or 0) > 1:
         problems.append(f"error_share is {record.error_share} though status is ok; above 1 outputs are wrong")
     low, latency, high = record.latency_min_us, record.latency_us, record.latency_max_us

@@ -25,6 +25,9 @@ _COUNTED = frozenset(
 )
 """Numbers that are no integers, since they are means, and yet not below 0; those of latencies are looked at by row."""
 
+_SHARE_SINCE = 8
+"""Schema version from which rows of layers say how near their outputs are to the bound; older ones may lack it."""
+
 
 def table_problems(table: pa.Table) -> list[str]:
     """Every rule that the rows of `table`, of `ROWS_SCHEMA`, break, as sentences; empty if a run may have left them."""
@@ -52,11 +55,22 @@ def _latency_problems(table: pa.Table) -> list[str]:
         "are ok without an estimator": _all(ok, pc.invert(_given(table["estimator"]))),
         "are ok with n_samples below 1": _all(ok, pc.less(table["n_samples"], 1)),
         "are ok with an error_share above 1": _all(ok, pc.greater(table["error_share"], 1)),
+        f"of schema version {_SHARE_SINCE} or later are ok layers or expert stages without an error_share": _all(
+            ok,
+            _sure(pc.greater_equal(table["schema_version"], _SHARE_SINCE)),
+            _of_experts(table),
+            pc.is_null(table["error_share"]),
+        ),
         "are ok with a reason why they are not": _all(ok, pc.is_valid(table["reason"])),
         "have a latency though they are not ok": _all(not_ok, told),
         "are not ok and give no reason": _all(not_ok, pc.invert(_given(table["reason"]))),
     }
     return [f"{count} rows {words}{_first(table, wrong)}" for words, wrong in rules.items() if (count := _count(wrong))]
+
+
+def _of_experts(table: pa.Table) -> Any:
+    """Which rows have outputs of experts, that are held against the oracle; rows of before have no kind."""
+    return _sure(pc.not_equal(table["kind"], BackendKind.EXCHANGE))
 
 
 def _word_problems(table: pa.Table) -> list[str]:

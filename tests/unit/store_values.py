@@ -9,7 +9,7 @@ from pathlib import Path
 from epcross.harness.point import Model, Placement, Point, Timing
 from epcross.harness.record import Record, Samples, UnitResult
 from epcross.harness.storing.rows import RunContext, base_record, planned_records
-from epcross.harness.terms import Regime, Status
+from epcross.harness.terms import BackendKind, Regime, Status
 
 TINY = Model(name="tiny", num_experts=8, top_k=2, hidden=64, intermediate=32)
 TIMING = Timing(
@@ -58,6 +58,7 @@ def ok(record: Record, latency_us: float) -> Record:
         estimator="median over ranks of the chain period",
         n_samples=1,
         pairs=10,
+        error_share=None if record.kind in (None, BackendKind.EXCHANGE) else 0.5,
     )
 
 

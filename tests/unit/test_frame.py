@@ -94,7 +94,9 @@ def test_bytes_follow_the_stated_rule(tmp_path: Path) -> None:
         record(point("x", 4, regime=regime), 10.0, phase, padded_bytes=112, combine_row_bytes=128)
         for phase, regime in phases
     ]
-    records.append(record(point("x", 4, regime=Regime.STEADY), 10.0, Phase.LAYER, repeat=1, kind="layer"))
+    records.append(
+        record(point("x", 4, regime=Regime.STEADY), 10.0, Phase.LAYER, repeat=1, kind="layer", error_share=0.5)
+    )
     own = frame.load(write(tmp_path, records)).set_index("phase")
     assert own["selection_bytes"].tolist()[:3] == [16 * 240, 16 * 112, 16 * 128]
     assert own["rank_bytes"].tolist()[:3] == [16 * 240, 16 * 112, 16 * 128]

@@ -111,6 +111,12 @@ def test_good_records_pass():
         (OK, {"estimator": ""}, "estimator is missing though status is ok"),
         (OK, {"n_samples": 0}, "n_samples is 0 though status is ok"),
         (OK, {"error_share": 1.01}, "error_share is 1.01 though status is ok; above 1 outputs are wrong"),
+        (
+            OK,
+            {"kind": "layer", "phase": "layer"},
+            "error_share is missing though status is ok and kind is layer; say how near it was",
+        ),
+        (OK, {"kind": "experts", "phase": "experts"}, "error_share is missing though status is ok and kind is experts"),
         (OK, {"reason": "but"}, "reason is 'but' though status is ok"),
         (OK, {"latency_us": math.nan}, "latency_us is nan; it must be finite"),
         (OK, {"latency_max_us": math.inf}, "latency_max_us is inf; it must be finite"),

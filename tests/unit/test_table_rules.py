@@ -129,6 +129,30 @@ def test_a_row_tells_what_was_seen_on_its_gpus(table, tmp_path, flags, reasons, 
         assert len(load_rows(rows)) == len(table)
 
 
+@pytest.mark.parametrize(
+    ("kind", "phase"), [("layer", "layer"), ("layer", "layer_comm"), ("fused", "layer"), ("experts", "experts")]
+)
+def test_an_ok_layer_says_how_near_it_is_to_the_bound(table, tmp_path: Path, kind: str, phase: str) -> None:
+    """From the version on that has the column; older rows are not to blame, nor are failed ones."""
+
+    def rows(**columns: Any) -> pa.Table:
+        own = table
+        for column, value in {"kind": kind, "phase": phase, **columns}.items():
+            own = with_value(own, column, value)
+        return own
+
+    words = refusal(store(tmp_path / "null", rows()))
+    assert "4 rows of schema version 8 or later are ok layers or expert stages without an error_share" in words
+    mixed = with_value(rows(schema_version=7).slice(0, 3), "error_share", None)
+    assert len(load_rows(store(tmp_path / "older", mixed))) == 3
+    assert len(load_rows(store(tmp_path / "told", rows(error_share=0.3)))) == 4
+    exchange = with_value(table, "kind", "exchange")
+    assert len(load_rows(store(tmp_path / "exchange", exchange))) == 4
+    failed = failed_records(FAILED, TIMING, 0, CONTEXT, Status.ERROR, "rank 0 died")
+    failed_rows = with_value(with_value(rows_table(failed), "kind", kind), "phase", phase)
+    assert len(load_rows(store(tmp_path / "failed", failed_rows))) == 4
+
+
 def test_what_a_run_may_leave_is_read(table: pa.Table, tmp_path: Path) -> None:
     for column, value in [
         ("flags", "throttled warm_l2"), ("gpu_temperature_c", -3), ("latency_min_us", 10.0), ("workspace_bytes", 0),
