@@ -64,7 +64,18 @@ def select(
             verdict = Verdict.NOT_MEASURED if name == "tokens_per_rank" else Verdict.NOT_COMPARABLE
             raise NoRows(verdict, f"{names}: measured {where}, not {words}")
         rows = left
-    return rows
+    return _of_least_wait(rows)
+
+
+def _of_least_wait(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """Communication of a layer as that of the rank that waits least, where rows have it.
+
+    What a rank waits for one with more experts to read is no communication, and grows less with the batch than it does.
+    A steady row has one sample of each rank, of which `latency_min_us` is the least; of spans it would be the least of
+    many pairs as well, so they stay as they are, and `of_layers` says which it is.
+    """
+    alone = (rows["phase"] == Phase.LAYER_COMM) & (rows["regime"] == Regime.STEADY)
+    return rows.assign(latency_us=rows["latency_us"].mask(alone, rows["latency_min_us"])) if alone.any() else rows
 
 
 def _member_text(member: Member) -> str:
@@ -231,7 +242,7 @@ def of_layers(rows: "pd.DataFrame") -> str:
 
 _APART: Mapping[str, str] = {
     Regime.STEADY: "communication is the layer's period less that of the layer on rows in place, "
-    "and holds what a rank waits for one with more experts to read",
+    "of the rank that waits least for others with more experts to read",
     Regime.SPANS: "communication is the spans of the dispatch and combine kernels, and "
     "holds what a rank waits for one with more experts to read",
 }

@@ -92,5 +92,5 @@ def simulate(
         chain=number[5],
         repeat=(number[3] * seeds + number[4]) * chains + number[5],
         run_id=run_id,
-        latency_us=latency_us.ravel(),
+        **dict.fromkeys(("latency_us", "latency_min_us", "latency_max_us"), latency_us.ravel()),
     )

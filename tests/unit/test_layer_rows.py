@@ -123,7 +123,7 @@ def test_a_claim_says_formats_and_how_communication_was_told_apart(rows):
     ours = rows[rows["backend"] == "ours"]
     assert of_layers(ours) == (
         "activations x weights fp8 x fp8; communication is the layer's period less that of the layer on rows in place, "
-        "and holds what a rank waits for one with more experts to read"
+        "of the rank that waits least for others with more experts to read"
     )
     spans = ours.assign(regime=str(Regime.SPANS))
     assert "communication is the spans of the dispatch and combine kernels" in of_layers(spans)
