@@ -113,7 +113,9 @@ def compare(
     )
     lines += _without_counterpart(only_a, only_b)
     result = pd.DataFrame(lines, columns=list(COLUMNS))
-    result["factors"] = result["point_id"].map(_factors([frame_a, frame_b])).astype(object)
+    points = described([frame_a, frame_b])
+    words = dict(zip((point["point_id"] for point in points), telling(points), strict=True))
+    result["factors"] = result["point_id"].map(words).astype(object)
     rank = pd.Series([list(Verdict).index(Verdict(verdict)) for verdict in result["verdict"]], dtype="int64")
     result = result.assign(order=rank).sort_values(
         ["order", "ratio", *ALIKE], ascending=[True, False, *[True] * len(ALIKE)], ignore_index=True, kind="stable"
@@ -139,12 +141,11 @@ def _points(rows: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     return dict(iter(rows.groupby(SAME_POINT, observed=True)))
 
 
-def _factors(frames: Iterable[pd.DataFrame]) -> dict[str, str]:
-    """point_id -> in which factors it differs from others, in words."""
+def described(frames: Iterable[pd.DataFrame]) -> list[dict[str, Any]]:
+    """Each point once, with its factors."""
     columns = ["point_id", "backend", "ep_size", "tokens_per_rank", *FACTORS]
     points = pd.concat([frame[[name for name in columns if name in frame]] for frame in frames])
-    lines = points.drop_duplicates("point_id").to_dict("records")
-    return dict(zip((line["point_id"] for line in lines), telling(lines), strict=True))
+    return points.drop_duplicates("point_id").to_dict("records")
 
 
 def _identity(rows: pd.DataFrame) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """A comparison of two runs as a terminal shows it, in at most `WIDTH` columns."""
 
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from rich import box
@@ -9,7 +12,8 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from epcross.harness.analysis.compare import DECIDED, Verdict, exit_code
+from epcross.harness.analysis.compare import DECIDED, Verdict, described, exit_code
+from epcross.harness.analysis.factors import shared, varying
 from epcross.harness.analysis.table import WIDTH, Footnotes, microseconds
 from epcross.harness.measuring.stats import MIN_LAUNCHES, MIN_TRIALS
 
@@ -24,24 +28,30 @@ def compare_table(
     parts: list[RenderableType] = [Text(f"A: {runs[0]}"), Text(f"B: {runs[1]}")]
     footnotes = Footnotes()
     everywhere = _said_by_all(compared)
+    lines = compared.head(shown).to_dict("records")
+    alike, usual, own = _words(lines, described([frame_a, frame_b])) if lines else ([], [], [])
+    regimes, sizes = {line["regime"] for line in lines}, {line["ep_size"] for line in lines}
+    alike = [*(f"EP {size}" for size in sizes if len(sizes) == 1), *(regimes if len(regimes) == 1 else ()), *alike]
+    parts += [Text(f"all lines: {', '.join(alike)}")] * bool(alike)
+    parts += [Text(f"where a line says nothing else: {', '.join(usual)}")] * bool(usual)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
-    table.add_column("backend", overflow="fold", max_width=18)
+    table.add_column("backend", overflow="fold", max_width=20)
     table.add_column("phase", overflow="fold", max_width=17)
-    varied = bool(compared["factors"].astype(bool).any())
+    varied = any(own)
     if varied:
-        table.add_column("varied", overflow="fold", max_width=14)
-    for name in ("EP", "tokens", "A us", "B us", "B / A", "interval"):
+        table.add_column("varied", overflow="fold", ratio=1)
+    for name in (*["EP"] * (len(sizes) > 1), "tokens", "A us", "B us", "B / A", "interval"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("verdict", overflow="fold", max_width=15)
-    for line in compared.head(shown).to_dict("records"):
+    for line, factors in zip(lines, own, strict=True):
         words = [line["reason"], "" if line["note"] == everywhere else line["note"]]
         marks = " ".join(footnotes.mark(sentence) for sentence in words if sentence)
         verdict = Verdict(line["verdict"])
         table.add_row(
             Text(line["backend"]),
-            Text(f"{line['phase']} {line['regime']}"),
-            *([Text(line["factors"])] * varied),
-            str(line["ep_size"]),
+            Text(line["phase"] if len(regimes) == 1 else f"{line['phase']} {line['regime']}"),
+            *([Text(factors)] * varied),
+            *[str(line["ep_size"])] * (len(sizes) > 1),
             str(line["tokens_per_rank"]),
             *(_time(line[name]) for name in ("a_us", "b_us")),
             *_ratio(line["ratio"], line["low"], line["high"]),
@@ -53,6 +63,27 @@ def compare_table(
     parts += [Text(line, style="dim") for line in footnotes.lines()]
     parts += [Text(f"at all points {everywhere}")] * bool(everywhere)
     return Constrain(Group(*parts, *(Text(line) for line in _caption(compared))), WIDTH)
+
+
+def _words(
+    lines: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], list[str], list[str]]:
+    """What all `lines` share, what most of them have, and what each has besides, of what tells `points` apart."""
+    columns = varying(points)
+    place = {point["point_id"]: number for number, point in enumerate(points)}
+    own: list[list[str]] = [[] for _ in lines]
+    alike, usual = shared(points), []
+    for words in columns.values():
+        here = [words[place[line["point_id"]]] for line in lines]
+        (most, count), *others = Counter(here).most_common()
+        if not others:
+            alike += [most] * bool(most)
+            continue
+        common = all(here) and 2 * count >= len(here)  # where a line has none, silence would tell nothing
+        usual += [most] * common
+        for told, word in zip(own, here, strict=True):
+            told += [word] * bool(word and not (common and word == most))
+    return alike, usual, [", ".join(told) for told in own]
 
 
 def _caption(compared: pd.DataFrame) -> list[str]:
