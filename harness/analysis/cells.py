@@ -165,7 +165,8 @@ def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
     for same in places.values():
         same.sort(key=lambda row: (row.tokens_min, row.tokens_total, row.max_tokens_per_rank, row.point_id))
         for number, row in enumerate(same):
-            several = {name for name, values in options[row.backend].items() if len(values) > 1}
+            titled = {name for name in (STAGING, LAYOUT) if setting_of(row)[name]}  # said there, and the same all over
+            several = {name for name, values in options[row.backend].items() if len(values) > 1} - titled
             own = json.loads(row.options)
             words = [experts_words(row)] if experts_words(row) else []
             words += [option_words(name, own[name]) for name in sorted(several & own.keys())]

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epcross.harness.analysis.evidence_layers import OUR_STAGE
-from epcross.harness.analysis.evidence_run import OURS, EvidenceRun, Key, Panel, what
+from epcross.harness.analysis.evidence_run import OURS, TIMED, EvidenceRun, Key, Panel, what
 from epcross.harness.analysis.looks import LINES, looks
 from epcross.harness.measuring.stats import median
+from epcross.harness.record import Record
 from epcross.harness.terms import Phase, Regime
 
 _COLUMNS, _COLUMNS_OF_MANY = 4, 2  # panels beside each other
@@ -41,12 +42,7 @@ def round_trip_figure(run: EvidenceRun) -> bytes:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    panels = [
-        (regime, panel)
-        for panel in run.panels()
-        for regime in (Regime.STEADY, Regime.ENTRY)
-        if run.headline_rows(regime, panel) and (not is_relative(run) or _ours_us(run.times_us(regime, panel)))
-    ]
+    panels = list(drawn(run))
     many = len(run.series()) > _INSIDE
     columns = min(len(panels), _COLUMNS_OF_MANY if many else _COLUMNS)
     lines = -(-len(panels) // columns)
@@ -72,6 +68,51 @@ def round_trip_figure(run: EvidenceRun) -> bytes:
         sink = io.BytesIO()
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None})
     return sink.getvalue()
+
+
+def drawn(run: EvidenceRun) -> dict[tuple[Regime, Panel], dict[Key, list[Record]]]:
+    """The rows behind each mark of each panel of the figure, which its caption is about as well: of multiples of ours
+    those at token counts of which ours has a time."""
+    found = {}
+    for panel in run.panels():
+        for regime in TIMED:
+            shown = run.shown(regime, panel)
+            if is_relative(run):
+                unit_us = _ours_us(run.times_us(regime, panel))
+                shown = {(name, tokens): rows for (name, tokens), rows in shown.items() if tokens in unit_us}
+            if shown:
+                found[regime, panel] = shown
+    return found
+
+
+def undrawn(run: EvidenceRun) -> list[str]:
+    """Panels with rows to rest on that the figure has not, in words."""
+    there = {panel for _, panel in drawn(run)}
+    return [run.words(panel) for panel in run.panels() if panel not in there and _is_timed(run, panel)]
+
+
+def cut(run: EvidenceRun) -> str:
+    """What of the figure lies beyond its frame, in words; empty if nothing does."""
+    if not is_relative(run):
+        return ""
+    middles, highest = [], []
+    for (regime, panel), marks in drawn(run).items():
+        unit_us = _ours_us(run.times_us(regime, panel))
+        for (_, tokens), rows in marks.items():
+            ratios = [row.latency_us / unit_us[tokens] for row in rows if row.latency_us is not None]
+            middles.append(median(ratios))
+            highest.append(max(ratios))
+    beyond = [ratio for ratio in middles if ratio > HIGHEST]
+    if beyond:
+        return (
+            f"lines are cut at {HIGHEST:g} times ours, and {len(beyond)} of {len(middles)} medians lie above, up to"
+            f" {max(beyond):.3g} times"
+        )
+    return f"bands are cut at {HIGHEST:g} times ours" if any(ratio > HIGHEST for ratio in highest) else ""
+
+
+def _is_timed(run: EvidenceRun, panel: Panel) -> bool:
+    return any(run.headline_rows(regime, panel) for regime in TIMED)
 
 
 def _draw(axis: Any, run: EvidenceRun, regime: Regime, panel: Panel) -> None:

@@ -1,12 +1,12 @@
 """What the documents say of a committed run, as Markdown. Every number comes from its rows, floor and environment."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epcross.harness.analysis.captions import fewest_launches, power, repeats
 from epcross.harness.analysis.cells import headline_flags
 from epcross.harness.analysis.evidence_again import again
-from epcross.harness.analysis.evidence_figure import is_relative
+from epcross.harness.analysis.evidence_figure import cut, drawn, is_relative, undrawn
 from epcross.harness.analysis.evidence_layers import bound, shares, stages
 from epcross.harness.analysis.evidence_leads import leads
 from epcross.harness.analysis.evidence_links import links
@@ -27,12 +27,26 @@ def figure(run: EvidenceRun) -> str:
     """The figure and its caption. `{root}` stands for the way to the repository's root."""
     sweep = run.run.sweep
     shown = f"{what(run).capitalize()}, in multiples of ours," if is_relative(run) else what(run).capitalize()
-    return f"![{shown} against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{caption(run)}*"
+    return f"![{shown} against tokens per rank]({{root}}docs/figures/{sweep}.svg)\n\n*{_caption_of_figure(run)}*"
+
+
+def _caption_of_figure(run: EvidenceRun) -> str:
+    """That of what is drawn, and what is not."""
+    told = cut(run)
+    if left := undrawn(run):
+        told = "; ".join(filter(None, [told, f"no panel of {'; '.join(left)}, where none of ours was measured"]))
+    words = _caption(run, [rows for marks in drawn(run).values() for rows in marks.values()])
+    return f"{told[:1].upper()}{told[1:]}. {words}" if told else words
 
 
 def caption(run: EvidenceRun) -> str:
     """What was estimated how, of how much, where: what a figure or table of `run` rests on."""
-    places = [own for panel in run.panels() for regime in TIMED for own in run.shown(regime, panel).values()]
+    return _caption(
+        run, [own for panel in run.panels() for regime in TIMED for own in run.shown(regime, panel).values()]
+    )
+
+
+def _caption(run: EvidenceRun, places: Sequence[Sequence[Record]]) -> str:
     rows = [row for own in places for row in own]
     sizes = ", ".join(map(str, sorted({row.ep_size for row in rows})))
     count = repeats(places)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from peer_runs import run_of
 
-from epcross.harness.analysis.evidence_figure import HIGHEST, is_relative, round_trip_figure
+from epcross.harness.analysis.evidence_figure import HIGHEST, cut, is_relative, round_trip_figure
 from epcross.harness.analysis.evidence_layers import bound, shares, stages
 from epcross.harness.analysis.evidence_leads import PAIRED, leads
 from epcross.harness.analysis.evidence_peers import medians
 from epcross.harness.analysis.evidence_run import EvidenceRun
-from epcross.harness.analysis.evidence_text import figure
+from epcross.harness.analysis.evidence_text import caption, figure
 from epcross.harness.record import Record
 from epcross.harness.terms import Phase, Regime, Status
 
@@ -121,3 +121,41 @@ def test_layers_are_drawn_in_multiples_of_ours(usual: EvidenceRun) -> None:
     assert "staged before" not in drawn  # nothing of ours is there
     assert f">{HIGHEST:g}<" in drawn
     assert ">3<" not in drawn
+
+
+def test_a_caption_says_where_lines_are_cut(usual: EvidenceRun) -> None:
+    """Ours take 1000, 1800 and 2000 us at 1, 8 and 64 tokens. At 1 two of the others take more than twice as long, at 8
+    one, and at 64 Sentinel takes three times as long as Fence."""
+    assert cut(usual) == ""  # microseconds have no end
+    layers = replace(usual, rows=tuple(replace(row, phase=Phase.LAYER) for row in usual.rows))
+    words = (
+        "*Lines are cut at 2 times ours, and 4 of 11 medians lie above, up to 2.99 times. Median and range of n = 20"
+    )
+    assert words in figure(layers)
+    near = tuple(
+        row for row in layers.rows if row.backend in ("onesided_fence", "deepep_v2") and row.tokens_per_rank > 1
+    )
+    assert cut(replace(layers, rows=near)) == ""
+    at_the_edge = tuple(
+        replace(row, latency_us=(row.latency_us or 0) * 1.2) if row.backend == "deepep_v2" else row for row in near
+    )
+    assert cut(replace(layers, rows=at_the_edge)) == "bands are cut at 2 times ours"
+
+
+def test_a_caption_is_about_what_is_drawn(usual: EvidenceRun) -> None:
+    """A panel without ours is not drawn: its formats and repeats are no part of the caption, which names it."""
+    layers = replace(usual, rows=tuple(replace(row, phase=Phase.LAYER, weight_format="fp8") for row in usual.rows))
+    fp4 = [
+        replace(row, weight_format="fp4", point_id=f"{row.point_id}-fp4", dispatch_format="mxfp8")
+        for row in layers.rows
+        if row.backend == "deepep_v2"
+    ]
+    both = replace(layers, rows=(*layers.rows, *fp4))
+    alone, told = (figure(run).partition("\n\n*")[2] for run in (layers, both))
+    assert told == alone.replace(
+        " times. Median", " times; no panel of EP 2, mxfp8 out, fp4 weights, where none of ours was measured. Median"
+    )
+    assert "mxfp8 out, bf16 back, fp4 weights" in caption(both)  # of tables, which have it
+    drawn = round_trip_figure(both).decode()
+    assert "fp8 weights" in drawn
+    assert "fp4" not in drawn
