@@ -26,13 +26,7 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         ConfigError: with every problem found.
     """
     config = resolve(overrides, config_dirs)
-    soak: SoakPlan | None = None
-    if config.soak is not None:
-        drawn = drawn_points(config, config.soak)
-        points = tuple(drawn)
-        soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
-    else:
-        points = () if config.floor_only else tuple(Assembler(config).points(config))
+    points, soak = planned_points(config)
     backends = {name: _with_computes(config, name, points) for name in dict.fromkeys(p.backend for p in points)}
     if problems := same_labels(backends.values()):
         raise ConfigError(problems)
@@ -51,6 +45,19 @@ def build(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Pl
         config=_resolved(config),
         soak=soak,
     )
+
+
+def planned_points(config: Config) -> tuple[tuple[Point, ...], SoakPlan | None]:
+    """The points of a configuration, and which cases they are if it is a soak.
+
+    Raises:
+        ConfigError: with every problem of every assignment.
+    """
+    if config.soak is not None:
+        drawn = drawn_points(config, config.soak)
+        soak = SoakPlan(seconds=config.soak.seconds, seed=config.soak.seed, cases=tuple(drawn.values()))
+        return tuple(drawn), soak
+    return () if config.floor_only else tuple(Assembler(config).points(config)), None
 
 
 def alone(plan: Plan, point: Point, *, timing: Timing, output_dir: Path, note: str) -> Plan:

@@ -1,12 +1,12 @@
 """What was run: on which machine, with which versions, and the command that does it again."""
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epcross.harness.analysis.material import Material, Run
-from epcross.harness.report.document import Block, Code, Paragraph, Table
+from epcross.harness.report.again import the_same_again
+from epcross.harness.report.document import Block, Table
 
 
 def what_was_run(material: Material) -> list[Block]:
@@ -18,18 +18,9 @@ def what_was_run(material: Material) -> list[Block]:
         facts = _facts(run)
         blocks += [
             Table(name=name, title=f"{letter}{run.run_id}", head=["what", "value"], rows=[[*fact] for fact in facts]),
-            Paragraph(text="The same again, on a machine of your own:"),
-            Code(text=command(run)),
+            *the_same_again(run),
         ]
     return blocks
-
-
-def command(run: Run) -> str:
-    """The command line that made the run, without where it was to be stored."""
-    config = run.plan.config
-    words = [word for word in config.get("overrides", []) if not word.startswith("output_dir=")]
-    folders = [part for folder in config.get("config_dirs", []) for part in ("--config-dir", str(folder))]
-    return shlex.join(["epcross", "run", *words, *folders])
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

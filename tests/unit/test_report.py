@@ -15,8 +15,8 @@ from epcross.harness.analysis import material
 from epcross.harness.errors import ConfigError, StoreError
 from epcross.harness.record import Record
 from epcross.harness.report import content, page
+from epcross.harness.report.again import command
 from epcross.harness.report.document import Document
-from epcross.harness.report.machine import command
 from epcross.harness.report.markdown import WIDTH, table, to_markdown
 from epcross.harness.terms import Domain, Regime
 
@@ -175,7 +175,7 @@ def test_many_series_still_fit(tmp_path: Path):
 
 def test_it_says_what_was_run_and_how_to_run_it_again(run: Path, written: Path):
     loaded = material.load([run])
-    assert command(loaded.runs[0]) == "epcross run sweep=smoke routing=uniform"  # where it was stored is left out
+    assert command(loaded.runs[0].plan) == "epcross run sweep=smoke routing=uniform"  # where it was stored is left out
     text = Page((written / "report.html").read_text()).text
     assert "epcross run sweep=smoke routing=uniform" in text
     facts = {line["what"]: line["value"] for line in csv_lines(written / "tables" / "run.csv")}
