@@ -57,7 +57,10 @@ def shares(run: EvidenceRun) -> str:
         return "no layer of this run was timed with and without its exchange"
     rows = [row for phase in (Phase.LAYER, Phase.LAYER_COMM) for row in run.headline_rows(phases=(phase,))]
     ways = "; ".join(sorted({f"{row.regime}: {row.estimator}" for row in rows if row.regime in _WAYS}))
-    return "\n\n".join([*tables, f"Each median is of n = {span(counts)} repeats. Waiting included, {ways}."])
+    told = f"Each median is of n = {span(counts)} repeats. Waiting included, {ways}."
+    if any(row.regime == Regime.SPANS and row.n_samples > 1 for row in rows):
+        told += " Of spans the rank that waits least is that of the pair in which it waits least, too."
+    return "\n\n".join([*tables, told])
 
 
 def _columns(layers: Sequence[Record], parts: Sequence[Record]) -> tuple[list[float], list[float], list[float]]:

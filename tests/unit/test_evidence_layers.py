@@ -42,7 +42,10 @@ def test_shares_set_communication_beside_its_layer_with_and_without_waiting(usua
     n = "Each median is of n = 20 repeats. Waiting included, "
     assert text.endswith(f"{n}steady: {layers[0].estimator}.")
     spans = [replace(row, regime=Regime.SPANS, latency_us=(row.latency_us or 0) / 2) for row in (*layers, *parts)]
+    assert "Of spans" not in shares(replace(run, rows=(*layers, *parts, *spans)))
+    spans = [replace(row, n_samples=32) for row in spans]
     both = shares(replace(run, rows=(*layers, *parts, *spans)))
+    assert both.endswith(" Of spans the rank that waits least is that of the pair in which it waits least, too.")
     assert both.startswith(text.rpartition("\n\n")[0])
     assert f"{n}spans: {layers[0].estimator}; steady: " in both
     assert "| EP 2, spans | tokens per rank | layer (us) |" in both
