@@ -13,6 +13,8 @@ from test_layer_rows import early, late, layer_rows
 from epcross.harness.analysis import frame
 from epcross.harness.analysis.cells import cells
 from epcross.harness.analysis.crossover import find
+from epcross.harness.analysis.figures import domains
+from epcross.harness.analysis.figures.canvas import Figure
 from epcross.harness.analysis.inputs import layout_of, option_words, staged_before, staging_of
 from epcross.harness.analysis.table import run_table
 from epcross.harness.claims.selection import staged
@@ -106,6 +108,18 @@ def test_legends_and_tables_have_the_words_of_titles() -> None:
     text = " ".join(console.export_text().split())
     assert "staging=" not in text
     assert "staged before" in text
+
+
+def test_a_figure_of_domains_tells_layers_apart(tmp_path: Path) -> None:
+    """By staging in words, and by the formats of weights, whose rows were one line."""
+    rows = loaded(tmp_path / "rows", ours(BEFORE), ours(INSIDE), layer_rows("ours", WeightFormat.BF16, late))
+    drawn = domains.draw(rows)
+    assert isinstance(drawn, Figure)
+    assert {line["series"] for line in drawn.data} == {
+        "ours, bf16 weights, staging inside",
+        "ours, fp8 weights, staged before",
+        "ours, fp8 weights, staging inside",
+    }
 
 
 def test_a_claim_says_what_was_done_before_the_window(tmp_path: Path) -> None:

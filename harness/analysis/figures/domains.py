@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from epcross.harness.analysis.figures.canvas import Canvas, Figure, Omitted, microsecond_axis, token_axis
-from epcross.harness.analysis.frame import NOT_REPORTED
+from epcross.harness.analysis.frame import NO_WEIGHTS, NOT_REPORTED
+from epcross.harness.analysis.inputs import LAYOUT, STAGING
 from epcross.harness.analysis.looks import LINES, shipped
 from epcross.harness.analysis.style import FILLS, SeriesStyle
 from epcross.harness.errors import InputError
@@ -19,7 +20,8 @@ NAME, TITLE = "domains", "Latencies by domain"
 LABELS: Mapping[str, str] = {
     "backend": "{}", "hardware": "{}", "model": "{}", "ep_size": "EP {}", "regime": "{}", "dispatch_format": "{} out",
     "combine_format": "{} back", "hidden": "hidden {}", "top_k": "top {}", "num_experts": "{} experts",
-    "routing": "{} routing", "options": "{}", "machine": "machine {}",
+    "routing": "{} routing", "compute": "+ {}", "weight_format": "{} weights", STAGING: "{}", LAYOUT: "layout {}",
+    "options": "{}", "machine": "machine {}",
     "source": "source {}", "run_id": "run {}",
 }  # fmt: skip
 """Column -> how it reads. What differs inside a domain names its series; what does not is said in the caption."""
@@ -95,7 +97,7 @@ def _series(rows: "pd.DataFrame", names: Sequence[str]) -> dict[str, "pd.DataFra
 
 
 def _stated(value: object) -> bool:
-    return str(value) not in (NOT_REPORTED, "<NA>", "nan", "")
+    return str(value) not in (NOT_REPORTED, NO_WEIGHTS, "<NA>", "nan", "")  # nor what a row has not by nature
 
 
 def _curve(rows: "pd.DataFrame", label: str) -> tuple[list[int], list[float], list[int]]:
