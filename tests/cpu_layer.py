@@ -1,4 +1,4 @@
-"""A layer that says that it runs on a CPU, as the stand-in in plain torch can: a check holds it to the contract there."""
+"""A layer that says that it runs on a CPU, as the stand-in in plain torch can."""
 
 from tests._torch_layer import PlainExperts, TorchInLayer, TorchLayer
 

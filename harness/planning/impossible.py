@@ -21,7 +21,7 @@ _DEVICES = {
 """What makes points of each domain: the files of conf/device."""
 
 ONLY_ON_GPUS = "layers and expert stages are timed on GPUs only"
-"""They are queues of kernels, and their times spans on a device; on a CPU a check can still hold them to the contract."""
+"""They are queues of kernels; on a CPU a check can still hold them to the contract."""
 
 _ASKED_AT_ONCE = 8
 """Interpreters. Each imports torch and a library, seconds of it waiting for the disk."""

@@ -1,4 +1,4 @@
-"""A layer on a CPU: a check holds it to the contract, and says that a run does not time it; a run says so of each row."""
+"""A layer on a CPU: a check holds it to the contract, and says that a run does not time it, as the run's rows do."""
 
 from pathlib import Path
 
