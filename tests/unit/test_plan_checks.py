@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import plan_of, problems_of, the_problem
 
-from epcross.harness.planning.tokens import capacity, nominal_tokens, tokens_of_ranks
+from epcross.harness.planning.tokens import capacity, counted, nominal_tokens, tokens_of_ranks
 from epcross.harness.planning.typed import Mismatch
 
 ONE = ("sweep=crossover", "backend=plain", "regime=steady")
@@ -159,3 +159,14 @@ def test_a_wrong_number_of_tokens_is_told_once_for_all_ep_sizes(tokens: int):
 def test_a_point_with_several_faults_names_them_all():
     problems = problems_of(*ONE, "tokens_per_rank=-1", "model.top_k=300", "ep_size=3", "masked_fraction=2.0")
     assert len(problems) == 4
+
+
+def test_tokens_are_counted_in_words():
+    assert [counted(count) for count in (0, 1, 2, "1", "1.5", "1, 8")] == [
+        "0 tokens",
+        "1 token",
+        "2 tokens",
+        "1 token",
+        "1.5 tokens",
+        "1, 8 tokens",
+    ]
