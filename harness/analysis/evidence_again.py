@@ -9,6 +9,7 @@ from epcross.harness.analysis.captions import span
 from epcross.harness.analysis.cells import MARGIN
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, names
 from epcross.harness.measuring.stats import median
+from epcross.harness.planning.tokens import counted
 
 NAMED = 3
 """Series that are named of those which differ; the others are counted."""
@@ -46,7 +47,7 @@ def again(run: EvidenceRun) -> str:
         f" first and the last of {starts} starts, compared at {len(compared)} points by the medians of n = {n} repeats"
         f" each, differ by more than {MARGIN:.0%} at {len(beyond)}{whose(run, beyond, series)}; half of all by less"
         f" than {above(median(list(apart.values())))}, and the largest difference is {apart[worst]:.1%}"
-        f" ({series[worst[0]][0]}, {worst[1]}, {worst[2]}, {worst[3]} tokens per rank){once}"
+        f" ({series[worst[0]][0]}, {worst[1]}, {worst[2]}, {counted(worst[3])} per rank){once}"
     )
 
 

@@ -13,6 +13,7 @@ from epcross.harness.analysis.evidence_leads import by_turn, digits_of, in_share
 from epcross.harness.analysis.evidence_run import TIMED, EvidenceRun, Panel, names, panel_of
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
+from epcross.harness.planning.tokens import counted
 from epcross.harness.record import Record
 from epcross.harness.terms import Regime
 
@@ -71,7 +72,7 @@ def moved(run: EvidenceRun) -> str:
         f"Intervals are within one run. In {len(with_leads)} other committed run{'s' * (len(with_leads) != 1)} of the"
         f" same versions, {_gpus(run, with_leads)}, the same ratios are from {min(*shifts, 0.0):+.1%} to"
         f" {max(*shifts, 0.0):+.1%} of these, at {which}; they differ most at"
-        f" {run.words(most.panel)}, {most.regime}, {most.tokens} tokens per rank: from {low} to {high}"
+        f" {run.words(most.panel)}, {most.regime}, {counted(most.tokens)} per rank: from {low} to {high}"
     )
 
 
@@ -125,8 +126,8 @@ def _apart(run: EvidenceRun, other: EvidenceRun) -> str:
         f" {len(here)} points of the same versions medians differ by more than {MARGIN:.0%} at"
         f" {len(beyond)}{entry}{whose(run, beyond, series)}; half of all by less than"
         f" {above(median(list(apart.values())))}, and the largest difference is {apart[worst]:.1%}"
-        f" ({series[name][0]}, {where}, {regime}, {tokens} tokens per rank: {microseconds(medians[worst][0])} us here,"
-        f" {microseconds(medians[worst][1])} us there)"
+        f" ({series[name][0]}, {where}, {regime}, {counted(tokens)} per rank:"
+        f" {microseconds(medians[worst][0])} us here, {microseconds(medians[worst][1])} us there)"
     )
 
 

@@ -102,7 +102,8 @@ def _listed(run: EvidenceRun, rows: Collection[Record]) -> str:
         place = f"{series[name_of(row)][0]}, EP {row.ep_size}, {row.dispatch_format} out, {row.regime}"
         places.setdefault(place, set()).add(row.tokens_per_rank)
     parts = [f"{place}, {', '.join(map(str, sorted(tokens)))}" for place, tokens in sorted(places.items())]
-    return f"{'; '.join(parts)} tokens per rank"
+    alone = all(tokens == {1} for tokens in places.values())
+    return f"{'; '.join(parts)} token{'s' * (not alone)} per rank"
 
 
 def _told(found: Mapping[Point, Collection[Record]], points: Collection[Point]) -> str:

@@ -1,9 +1,10 @@
-"""What a backend declares and answers, held to the contract where it enters the harness.
+"""What a backend, or an expert stage, declares and answers, held to the contract where it enters the harness.
 
 Backends are other people's code. Each is asked through these functions, so that a wrong value ends as a sentence about
 that backend, and as its own rows, instead of as an exception somewhere else.
 """
 
+import inspect
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
@@ -14,8 +15,10 @@ from epcross.harness.backends.base import Backend, ContractShape, Description, R
 from epcross.harness.errors import EpcrossError
 from epcross.harness.point import Point, Scalar
 from epcross.harness.terms import BackendKind, Boundary, Domain, GraphSupport, Phase, Scope, WeightsBy
+from epcross.kernels.experts.compute import ExpertCompute
 
 CONTRACT = "epcross/harness/backends/base.py"
+STAGE_CONTRACT = "epcross/kernels/experts/compute.py"
 
 FAILURES = (Exception, SystemExit)
 """What somebody else's code may end with and the harness goes on. A library that calls `sys.exit` ends nobody else."""
@@ -30,7 +33,8 @@ B = TypeVar("B", bound=Backend)
 
 
 class WrongBackend(EpcrossError):
-    """A backend breaks the contract; the message names value, what is allowed and where to correct it."""
+    """A backend, or an expert stage, breaks the contract; the message names value, what is allowed and where to correct
+    it."""
 
 
 def failure(error: BaseException) -> str:
@@ -59,12 +63,27 @@ def option_defaults(found: type[Backend]) -> dict[str, Scalar]:
     return dict(defaults)
 
 
+def stage_defaults(found: type[ExpertCompute]) -> dict[str, Scalar]:
+    """The options of an expert stage: arguments of its constructor whose default is a plain value. Raises
+    `WrongBackend`."""
+    parameters = _asked(found, "the signature of __init__", lambda: inspect.signature(found)).parameters.values()
+    return {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)}
+
+
+def stage_made(found: type[ExpertCompute], options: Mapping[str, Scalar]) -> ExpertCompute:
+    """An instance of an expert stage. Raises `WrongBackend`."""
+    must = "only keep its options: load what may be missing in prepare(), and name it in unavailable()"
+    return _asked(found, "__init__", lambda: found(**options), must)
+
+
+def stage_problems(stage: ExpertCompute) -> list[str]:
+    """Which options of an expert stage could serve nobody. Raises `WrongBackend`."""
+    return _sentences(type(stage), stage.option_problems)
+
+
 def option_problems(found: type[Backend], options: Mapping[str, Scalar]) -> list[str]:
     """Which values could serve nobody. Raises `WrongBackend`."""
-    problems = _asked(found, "option_problems", lambda: found.option_problems(options))
-    if not isinstance(problems, list | tuple) or not all(map(_is_sentence, problems)):
-        raise _wrong(found, "option_problems()", problems, "a list of sentences, empty if every value can be used")
-    return list(problems)
+    return _sentences(found, lambda: found.option_problems(options))
 
 
 def made(found: type[B], options: Mapping[str, Scalar]) -> B:
@@ -133,7 +152,14 @@ def compute_version(backend: Backend, told: Any) -> str | None:
     return None if told is None else told.version
 
 
-def _asked(found: type[Backend], what: str, call: Callable[[], Any]) -> Any:
+def _sentences(found: type, call: Callable[[], Any]) -> list[str]:
+    problems = _asked(found, "option_problems", call)
+    if not isinstance(problems, list | tuple) or not all(map(_is_sentence, problems)):
+        raise _wrong(found, "option_problems()", problems, "a list of sentences, empty if every value can be used")
+    return list(problems)
+
+
+def _asked(found: type, what: str, call: Callable[[], Any], must: str = "return") -> Any:
     """The answer of a call that the contract forbids to fail."""
     try:
         return call()
@@ -141,7 +167,7 @@ def _asked(found: type[Backend], what: str, call: Callable[[], Any]) -> Any:
         raise
     except FAILURES as error:
         raise WrongBackend(
-            f"{what} of {_named(found)} raised {failure(error)}; it must return, as {CONTRACT} says"
+            f"{what} of {_named(found)} raised {failure(error)}; it must {must}, as {_contract(found)} says"
         ) from error
 
 
@@ -155,8 +181,12 @@ def _reason(asked: Any, what: str, answer: object, why: str) -> str | None:
 
 def _wrong(found: type, what: str, value: object, allowed: str) -> WrongBackend:
     return WrongBackend(
-        f"{what} of {_named(found)} is {_shown(value)}, but must be {allowed}; correct it as {CONTRACT} says"
+        f"{what} of {_named(found)} is {_shown(value)}, but must be {allowed}; correct it as {_contract(found)} says"
     )
+
+
+def _contract(found: type) -> str:
+    return STAGE_CONTRACT if issubclass(found, ExpertCompute) else CONTRACT
 
 
 def _problems(of: Any, rules: Mapping[str, tuple[Callable[[Any], bool], str]]) -> list[str]:

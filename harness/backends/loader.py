@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from epcross.harness.backends import answers
+from epcross.harness.backends import answers, trial
 from epcross.harness.backends.answers import FAILURES, WrongBackend
 from epcross.harness.backends.base import Backend
 from epcross.harness.errors import ConfigError
@@ -26,12 +26,14 @@ from epcross.harness.terms import BackendKind
 PROBE_LIMIT_S = 60.0
 """How long another interpreter may take to say whether a backend is usable; importing torch cold takes 20 s."""
 
+_BEGUN = "epcross asks the backend"
+"""The first line of another interpreter that can run this module, whatever ends it then."""
 
 T = TypeVar("T")
 
 
 class CannotImport(Exception):
-    """The module of a backend exists and fails when imported; the message is a sentence."""
+    """The module of a backend exists and fails, or ends its process, when imported; the message is a sentence."""
 
 
 def load(config: BackendConfig) -> Backend:
@@ -41,7 +43,7 @@ def load(config: BackendConfig) -> Backend:
         ConfigError: the target is no backend class; an option is unknown, of the wrong type, or has a value that could
             serve nobody; the file says what backends of this kind do not have.
         CannotImport: its module fails when imported, as for a library that this machine lacks.
-        WrongBackend: what the class declares is not what the contract has.
+        WrongBackend: what the class declares is not what the contract has, or making it ends the process.
     """
     found, defaults = backend_class(config), option_defaults(config)
     problems = [
@@ -114,20 +116,23 @@ def unavailable(config: BackendConfig, compute: str = "") -> str | None:
     """
     if asks_another(config):
         return _ask_interpreter(config, compute)
-    try:
-        asked: list[Any] = [load(config)]
-        if compute:
-            from epcross.harness.backends import computes
+    from epcross.harness.backends import computes
 
-            asked.append(computes.maker(config.computes[compute], dict(config.computes[compute].options))())
+    try:
+        backend, stage = load(config), None
+        if compute:
+            stage = computes.maker(config.computes[compute], dict(config.computes[compute].options))()
     except CannotImport as error:
         return str(error)
     try:
-        return next(filter(None, map(answers.unavailable, asked)), None)
+        reason = answers.unavailable(backend)
     except WrongBackend:
         raise
     except FAILURES as error:  # the contract forbids it; one careless adapter must not end the plan
         return f"its check failed with {answers.failure(error)}"
+    if reason is None and stage is not None:
+        return computes.unavailable(config.computes[compute], stage)
+    return reason
 
 
 def backend_class(config: BackendConfig) -> type[Backend]:
@@ -149,6 +154,8 @@ def imported_class(target: str, folder: str, base: type[T], named: str) -> type[
     module_name, colon, class_name = target.partition(":")
     if not (module_name and colon and class_name):
         raise ConfigError(f"{named} must be written module:Class, such as my_package.my_kernel:MyKernel")
+    if ending := trial.fatal(target, folder):
+        raise CannotImport(ending.reason) if not ending.imported else WrongBackend(ending.reason)
     if folder and folder not in sys.path:
         sys.path.append(folder)  # last: a folder of the user never hides an installed module
     try:
@@ -202,11 +209,18 @@ def _ask_interpreter(config: BackendConfig, compute: str) -> str | None:
         return f"its interpreter {python} cannot be started: {error.strerror}; {remedy}"
     except subprocess.TimeoutExpired:
         return f"its interpreter {python} gave no answer within {PROBE_LIMIT_S:.0f} s"
+    lines = asked.stdout.splitlines()
     try:
-        answer = json.loads(asked.stdout.splitlines()[-1])
+        answer = json.loads(lines[-1])
         reason, wrong = answer["unavailable"], answer["wrong"]
     except (IndexError, ValueError, KeyError, TypeError):
         last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
+        if _BEGUN in lines:
+            stage = f" or compute '{compute}'" if compute else ""
+            return (
+                f"its interpreter {python} ended with status {asked.returncode} before it answered ({last}): "
+                f"{config.target}{stage} ends the process; correct it, so that it returns or raises"
+            )
         return f"its interpreter {python} cannot run epcross ({last}); install epcross there"
     if wrong:
         raise WrongBackend(wrong)
@@ -214,6 +228,9 @@ def _ask_interpreter(config: BackendConfig, compute: str) -> str | None:
 
 
 def _answer() -> None:
+    trial.expendable()
+    sys.stdout.write(f"{_BEGUN}\n")
+    sys.stdout.flush()
     asked = json.load(sys.stdin)
     config = BackendConfig.from_json({**asked["backend"], "python": None, "env": {}})
     reason = wrong = None

@@ -25,6 +25,7 @@ from epcross.harness.analysis.resample import (
 )
 from epcross.harness.claims.claim import Batches, Claim, Quantity
 from epcross.harness.measuring.stats import IntervalKind
+from epcross.harness.planning.tokens import counted
 from epcross.harness.terms import Phase
 
 MIN_POINTS = 3
@@ -78,7 +79,7 @@ def of_one(claim: Claim, rows: Series, *, nominal_gbps: float) -> list[Estimate]
     view = "wire_bytes" if claim.quantity is Quantity.WIRE_MULTIPLE else "rank_bytes"
     bytes_of_rank = _bytes_of_rank(rows, view, curve.tokens)
     if not (bytes_of_rank > 0).all():
-        raise NotEnough(f"no bytes were counted at {curve.tokens[~(bytes_of_rank > 0)][0]} tokens")
+        raise NotEnough(f"no bytes were counted at {counted(curve.tokens[~(bytes_of_rank > 0)][0])}")
     nominal_us = bytes_of_rank / nominal_gbps / 1e3
     if claim.quantity is Quantity.WIRE_MULTIPLE:
         scaled = _Curve(tokens=curve.tokens, value=curve.value / nominal_us, draws=curve.draws / nominal_us[:, None])
@@ -210,7 +211,7 @@ def _batches(claim: Claim, curve: _Curve, base: Support) -> list[Estimate]:
 
 def _at_each(curve: _Curve, base: Support) -> list[Estimate]:
     return [
-        _estimate(f"{tokens} tokens", value, draws, base)
+        _estimate(counted(tokens), value, draws, base)
         for tokens, value, draws in zip(curve.tokens, curve.value, curve.draws, strict=True)
     ]
 

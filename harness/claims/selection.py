@@ -10,6 +10,7 @@ from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import Claim, Kind, Member, Quantity
 from epcross.harness.claims.hardware import is_one
 from epcross.harness.claims.verdict import Verdict
+from epcross.harness.planning.tokens import counted
 from epcross.harness.terms import Domain, Phase, Regime, Status
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def unlike(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:
     differing = both[both["own"] != both["other"]]
     if differing.empty:
         return ""
-    return f"the two sides had other token ids at {differing.index[0][0]} tokens"
+    return f"the two sides had other token ids at {counted(differing.index[0][0])}"
 
 
 def issued(rows: "pd.DataFrame", other: "pd.DataFrame") -> str:

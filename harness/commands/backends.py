@@ -63,11 +63,9 @@ def expert_stages(config_dirs: tuple[Path, ...] = ()) -> list[tuple[str, str, st
             found.append((name, "", "; ".join(problems)))
             continue
         try:
-            reason = answers.unavailable(computes.maker(config, dict(config.options))())
+            reason = computes.unavailable(config, computes.maker(config, dict(config.options))())
         except (ConfigError, loader.CannotImport, answers.WrongBackend) as error:
             reason = str(error)
-        except answers.FAILURES as error:
-            reason = f"its check failed with {answers.failure(error)}"
         found.append((name, config.label, reason))
     return found
 

@@ -177,7 +177,9 @@ class _Report:
 
     def run(self, ranks: "CheckRanks") -> int:
         """The exit code. Raises `Unavailable` if the ranks find that the backend cannot be used here."""
+        from epcross.harness.planning.impossible import ONLY_ON_GPUS
         from epcross.harness.running.check_ranks import End
+        from epcross.harness.terms import BackendKind, Domain
 
         begin = time.monotonic()
         left = len(self.request.cases)
@@ -199,6 +201,8 @@ class _Report:
             f"(EP {self.request.ep_size}, seed {', '.join(map(str, self.request.seeds))})",
             soft_wrap=True,
         )
+        if self.request.kind is not BackendKind.EXCHANGE and self.request.device.domain is Domain.CPU:
+            self.console.print(f"epcross run refuses it on a CPU: {ONLY_ON_GPUS}", soft_wrap=True)
         if bad or left:
             return 1
         return 0 if passed else NOTHING_SHOWN

@@ -40,6 +40,7 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
     from epcross.harness.analysis.material import open_runs
     from epcross.harness.analysis.protocol_choice import choices
     from epcross.harness.errors import EpcrossError
+    from epcross.harness.planning.tokens import counted
     from epcross.kernels.onesided.crossover import Crossovers
 
     found = choices(open_runs(runs))
@@ -80,7 +81,7 @@ def command(runs: tuple[Path, ...], save: Path | None, as_json: bool) -> None:
         out.print(_table(one))
         more = "; it was still ahead there, so more tokens may be its own: measure more" if one.open_ended else ""
         n = " to ".join(map(str, dict.fromkeys(one.repeats)))
-        out.print(f"Sentinel up to {one.sentinel_up_to} tokens{more}", soft_wrap=True, markup=False)
+        out.print(f"Sentinel up to {counted(one.sentinel_up_to)}{more}", soft_wrap=True, markup=False)
         out.print(f"medians of n = {n} repeats, steady; {one.source}\n", soft_wrap=True, markup=False)
     for one in found.left_out:
         out.print(one.words, soft_wrap=True, markup=False)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from epcross.harness.backends import loader
+from epcross.harness.backends.answers import WrongBackend
 from epcross.harness.doctor.facts import Facts, collect
 from epcross.harness.doctor.probe import NodeProbe
 from epcross.harness.errors import ConfigError, EpcrossError
@@ -66,7 +67,7 @@ def backends_here(config_dirs: tuple[Path, ...] = ()) -> dict[str, str | None]:
         config = library.get("backend", name)
         try:
             found[name] = "its YAML is faulty: epcross backends" if config is None else loader.unavailable(config)
-        except ConfigError as error:
+        except (ConfigError, WrongBackend) as error:
             found[name] = str(error)
     return found
 

@@ -202,14 +202,18 @@ class Assembler:
         asked = {key: value for key, value in values.items() if key.startswith(COMPUTE_OPTION)}
         try:
             defaults = computes.option_defaults(config)
-        except loader.CannotImport:  # as of a backend
+        except (loader.CannotImport, WrongBackend):  # as of a backend
             self._used |= set(asked)
             given = {key.removeprefix(COMPUTE_OPTION): value for key, value in asked.items()}
             return tuple(sorted({**config.options, **given}.items()))
         known = {key: value for key, value in asked.items() if key.removeprefix(COMPUTE_OPTION) in defaults}
         self._used |= set(known)
         given = {key.removeprefix(COMPUTE_OPTION): value for key, value in known.items()}
-        return tuple(sorted(computes.resolved(config, {**config.options, **given}).items()))
+        options = {**config.options, **given}
+        try:
+            return tuple(sorted(computes.resolved(config, options).items()))
+        except WrongBackend:  # as above
+            return tuple(sorted({**defaults, **options}.items()))
 
     def _backend_options(self, values: Mapping[str, Any]) -> tuple[tuple[str, Scalar], ...]:
         name = values["backend"]

@@ -30,6 +30,18 @@ MAX_POINTS = 100_000
 MAX_TOKENS = 2**24
 """Capacity of a rank; sizes and indices of rows stay far inside the integers that kernels use."""
 
+MAX_EXPERTS = 2**16
+"""Of a model, and slots of a placement: every rank holds tables of them. Models of today have some hundreds."""
+
+MAX_WIDTH = 2**20
+"""Of hidden and intermediate; a row of it is 2 MiB. Models of today have some ten thousand."""
+
+MAX_PAIRS, MAX_ITERATIONS, MAX_SETS = 10**9, 10**6, 1024
+"""Of a series: its length, how many samples a rank keeps of it, and how many inputs it holds."""
+
+MAX_WALL_S, MAX_SOAK_S = 7 * 86_400, 10**7
+"""Of a unit, and of a soak; clocks and waits of a process take no number of seconds."""
+
 
 def point_problems(point: Point, given: Mapping[str, Any] | None = None) -> list[str]:
     """Every reason why `point` makes no sense, as sentences; empty if it does. `given` are the factors that it was made
@@ -42,6 +54,13 @@ def point_problems(point: Point, given: Mapping[str, Any] | None = None) -> list
         for name in ("num_experts", "top_k", "hidden", "intermediate")
         if (value := getattr(model, name)) < 1
     ]
+    problems += [
+        f"model '{model.name}': {name}={value} must be at most {most}"
+        for name, most in (("num_experts", MAX_EXPERTS), ("hidden", MAX_WIDTH), ("intermediate", MAX_WIDTH))
+        if (value := getattr(model, name)) > most
+    ]
+    if point.placement.num_slots > MAX_EXPERTS >= model.num_experts:
+        problems.append(f"placement.num_slots={point.placement.num_slots} must be at most {MAX_EXPERTS}")
     if problems:
         return problems
     problems += _format_problems(point)
@@ -64,7 +83,7 @@ def timing_problems(timing: Timing) -> list[str]:
     least = {**dict.fromkeys(("launches", "seeds", "chains", "min_pairs", "iterations"), 1), "warmup_pairs": 0}
     problems = too_small("timing", timing, **least, warmup_ms=0)
     warmup_s = timing.warmup_ms * 1e-3 * timing.seeds
-    if not problems and warmup_s > timing.wall_limit_s:
+    if not problems and warmup_s > timing.wall_limit_s > 0:
         problems.append(
             f"timing.warmup_ms={timing.warmup_ms:g} for each of {timing.seeds} seeds takes {warmup_s:g} s, more than "
             f"wall_limit_s={timing.wall_limit_s:g} of a unit; lower the one or raise the other"
@@ -78,6 +97,8 @@ def timing_problems(timing: Timing) -> list[str]:
         problems.append(
             f"timing.sets={timing.sets} must be at least 2: with one set, sums that a timed pair never wrote look right"
         )
+    most = {**dict.fromkeys(("min_pairs", "max_pairs", "warmup_pairs"), MAX_PAIRS), "iterations": MAX_ITERATIONS}
+    problems += too_large("timing", timing, **most, sets=MAX_SETS, wall_limit_s=MAX_WALL_S)
     problems += [
         f"timing.{name}={value} must be above 0"
         for name in ("chain_ms", "wall_limit_s")
@@ -100,6 +121,8 @@ def soak_problems(soak: Soak) -> list[str]:
         problems.append(
             f"soak.seconds={soak.seconds:g} at soak.case_s={soak.case_s:g} are over {MAX_CASES} cases; raise case_s"
         )
+    elif not problems:
+        problems += too_large("soak", soak, seconds=MAX_SOAK_S, case_s=MAX_SOAK_S)
     return problems
 
 
@@ -109,6 +132,15 @@ def too_small(group: str, values: object, **least: int) -> list[str]:
         f"{group}.{name}={value} must be at least {lowest}"
         for name, lowest in least.items()
         if (value := getattr(values, name)) is not None and value < lowest
+    ]
+
+
+def too_large(group: str, values: object, **most: int) -> list[str]:
+    """As `too_small`, of numbers above the most given for each."""
+    return [
+        f"{group}.{name}={value} must be at most {highest}"
+        for name, highest in most.items()
+        if (value := getattr(values, name)) > highest
     ]
 
 

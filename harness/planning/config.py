@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from epcross.harness.errors import ConfigError
-from epcross.harness.planning.checks import soak_problems, timing_problems
+from epcross.harness.planning.checks import soak_problems, timing_problems, too_small
 from epcross.harness.planning.factors import FIELDS, GROUPS, SCALARS, canonical, checked, is_factor, unknown_factor
 from epcross.harness.planning.grid import block_problems, override_axis, values_of
 from epcross.harness.planning.library import LONGEST_REASON, SCHEMAS, Library, quoted
@@ -113,6 +113,7 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         for factor, values in words.axes.items()
     }
     problems += timing_problems(timing) if timing else []
+    problems += too_small("launcher", launcher, points_per_job=0) if launcher else []
     soak = _soak(name, sweep, words.soak, problems)
     blocks: list[Block] = []
     for product in products:

@@ -168,6 +168,11 @@ def _oracle_s(point: Point, timing: Timing) -> float:
     return min(rounds * selections, slots) * ORACLE_EXPERT_S + rounds * selections * ORACLE_SELECTION_S
 
 
+def inputs_bytes(point: Point, timing: Timing) -> int:
+    """Memory of all ranks' inputs of one seed, which processes of one host hold at the same time."""
+    return timing.sets * sum(point.tokens) * (_dispatch_bytes(point) + 8 * point.model.top_k)
+
+
 def rank_bytes(point: Point, timing: Timing, workspace_bytes: int) -> int:
     """Memory of the fullest rank: the process, its inputs, what a check holds, and the workspace."""
     ids_and_weights = 8 * point.model.top_k

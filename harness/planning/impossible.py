@@ -1,6 +1,6 @@
 """Which points cannot run, and why: a limit of their backend, or something that this machine lacks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from epcross.harness.backends.base import Backend
 from epcross.harness.planning.plan import Impossible
 from epcross.harness.planning.schema import BackendConfig
 from epcross.harness.point import Point
-from epcross.harness.terms import Domain, Regime, Scope, Status
+from epcross.harness.terms import BackendKind, Domain, Regime, Scope, Status
 
 _DEVICES = {
     Domain.CPU: ("cpu",),
@@ -19,6 +19,9 @@ _DEVICES = {
     Domain.SHARED_GPU: ("cuda_one_launch", "cuda_processes"),
 }
 """What makes points of each domain: the files of conf/device."""
+
+ONLY_ON_GPUS = "layers and expert stages are timed on GPUs only"
+"""They are queues of kernels; on a CPU a check can still hold them to the contract."""
 
 _ASKED_AT_ONCE = 8
 """Interpreters. Each imports torch and a library, seconds of it waiting for the disk."""
@@ -100,6 +103,26 @@ def _absent(points: Sequence[Point], configs: Mapping[str, BackendConfig]) -> di
         return found | {key: each.result() for key, each in waiting.items()}
 
 
+def _devices(domains: Iterable[Domain]) -> str:
+    """What to write for one of them."""
+    return " or ".join(f"device={name}" for domain in sorted(domains) for name in _DEVICES.get(domain, ()))
+
+
+def _needs_gpu(backend: Backend, point: Point) -> str | None:
+    """Why `point` cannot be timed on a CPU, whatever its backend can do there."""
+    devices = _devices(domain for domain in backend.domains if domain is not Domain.CPU)
+    if point.kind is not BackendKind.EXCHANGE:
+        return f"{point.backend} has kind={point.kind}: {ONLY_ON_GPUS}, not in domain {point.domain}; " + (
+            f"take {devices}" if devices else "let its class declare domain nvlink or shared_gpu"
+        )
+    if point.regime is Regime.SPANS:
+        return (
+            f"regime=spans is what a profiler sees of a GPU's kernels, and domain {point.domain} has none; take "
+            "regime=steady or regime=entry"
+        )
+    return None
+
+
 def _unsupported(backend: Backend | WrongBackend | None, point: Point) -> str | None:
     """A limit of the backend. Raises `WrongBackend` where it breaks the contract."""
     if backend is None:
@@ -107,11 +130,11 @@ def _unsupported(backend: Backend | WrongBackend | None, point: Point) -> str | 
     if isinstance(backend, WrongBackend):
         raise backend
     if point.domain not in backend.domains:
-        devices = " or ".join(
-            f"device={name}" for domain in sorted(backend.domains) for name in _DEVICES.get(domain, ())
-        )
+        devices = _devices(backend.domains)
         domains = ", ".join(sorted(backend.domains))
         return f"{point.backend} runs in domain {domains}, not in {point.domain}" + (devices and f": take {devices}")
+    if point.domain is Domain.CPU and (why := _needs_gpu(backend, point)):
+        return why
     if point.scope not in backend.scopes:
         return f"{point.backend} needs all ranks in one domain; scope={point.scope} is for backends that span several"
     if point.scope is Scope.SCALE_OUT and point.domain is Domain.CPU and point.regime is Regime.ENTRY:

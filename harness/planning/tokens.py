@@ -61,6 +61,11 @@ def nominal_words(nominal: int, least: int, total: int, ep_size: int) -> str:
     return f"{mean:.3g}" if nominal - 1 < mean < nominal and not emptied else str(nominal)
 
 
+def counted(tokens: int | str) -> str:
+    """A number of tokens, or several numbers as text, with the noun: `1 token`, `8 tokens`, `1, 8 tokens`."""
+    return f"{tokens} token{'s' * (str(tokens) != '1')}"
+
+
 def capacity(tokens: Sequence[int], max_tokens_per_rank: int | None, capacity_factor: float) -> int:
     """Rows that every rank reserves per source: as given, or the fullest rank times the factor, rounded up.
 

@@ -8,6 +8,7 @@ from epcross.harness.analysis.figures.crossover_map import Winner, winners
 from epcross.harness.analysis.figures.scene import Scene
 from epcross.harness.analysis.material import Material
 from epcross.harness.analysis.plots import draw, scenes
+from epcross.harness.planning.tokens import counted
 from epcross.harness.report import links, models, tables
 from epcross.harness.report.document import Block, Bullets, Document, Paragraph, Picture, Section
 from epcross.harness.report.machine import what_was_run
@@ -88,7 +89,7 @@ def _who_wins(scene: Scene, *, several: bool) -> list[str]:
     panels: dict[str, list[str]] = {}
     for (panel, name), won in places.items():
         tokens = ", ".join(str(winner.cell.tokens) for winner in won)
-        panels.setdefault(panel, []).append(f"{name} at {tokens} tokens per rank")
+        panels.setdefault(panel, []).append(f"{name} at {counted(tokens)} per rank")
     where = f" ({scene.setting})" if several else ""
     return [f"{panel}{where}: {'; '.join(parts)}" for panel, parts in panels.items()]
 

@@ -141,7 +141,7 @@ def _compute(
     options: dict[str, Scalar] = {**stage.options, **asked}
     try:
         options = computes.resolved(stage, options)
-    except loader.CannotImport:  # asked again where the worker runs
+    except (loader.CannotImport, WrongBackend):  # asked again where the worker runs
         pass
     except ConfigError as error:
         problems += error.problems

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from epcross.harness.errors import StoreError
 from epcross.harness.planning.plan import Plan
-from epcross.harness.planning.tokens import nominal_words
+from epcross.harness.planning.tokens import counted, nominal_words
 from epcross.harness.point import Point
 from epcross.harness.storing.run_directory import RunDirectory, open_run
 
@@ -81,7 +81,7 @@ def describe(point: Point) -> str:
     tokens = nominal_words(point.tokens_per_rank, min(point.tokens), sum(point.tokens), point.ep_size)
     stage += f", {point.weight_format} weights" if point.weight_format else ""
     return (
-        f"{point.backend}{options}{stage}, EP {point.ep_size}, {tokens} tokens per rank, "
+        f"{point.backend}{options}{stage}, EP {point.ep_size}, {counted(tokens)} per rank, "
         f"{point.model.name}, {point.routing.kind} routing, {point.placement.kind}, {point.dispatch_format} out, "
         f"{point.combine_format} back, {point.regime}, {point.domain}"
     )

@@ -112,9 +112,10 @@ def _reason(child: "subprocess.Popen[bytes]", log: Path, limit_s: float) -> str 
 
 
 def _main() -> int:
-    from epcross.harness.backends import loader
+    from epcross.harness.backends import loader, trial
     from epcross.harness.errors import EpcrossError
 
+    trial.expendable()
     config = BackendConfig.from_json(json.load(sys.stdin))
     try:
         loader.load(config).prebuild()

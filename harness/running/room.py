@@ -5,9 +5,9 @@ from pathlib import Path
 
 from epcross.harness.backends import answers, loader
 from epcross.harness.errors import EpcrossError
-from epcross.harness.planning.estimate import free_shm_bytes, needs
+from epcross.harness.planning.estimate import free_shm_bytes, inputs_bytes, needs
 from epcross.harness.planning.plan import Plan
-from epcross.harness.point import processes
+from epcross.harness.point import Point, Timing, processes
 from epcross.harness.running.check_request import CheckRequest
 from epcross.harness.terms import Domain
 from epcross.harness.verification.layer_contract import suite
@@ -22,7 +22,15 @@ def check_room(plan: Plan) -> None:
     """Refuse a plan that memory or /dev/shm cannot hold, before any process starts. Raises `EpcrossError`."""
     for job, need in zip(plan.jobs, needs(plan), strict=True):
         size = processes(job.ep_size, job.sharing)
-        _refuse([_too_little_shm(need.shm_bytes, job.ep_size, "sweep"), _too_little_memory(size, job.ep_size)])
+        on_cpu = [point for point in job.points if point.domain is Domain.CPU]
+        inputs = max(on_cpu, key=lambda point: inputs_bytes(point, plan.timing), default=None)
+        _refuse(
+            [
+                _too_little_shm(need.shm_bytes, job.ep_size, "sweep"),
+                _too_little_memory(size, job.ep_size)
+                or ("" if inputs is None else _too_large_inputs(inputs, plan.timing)),
+            ]
+        )
 
 
 def room_for_check(request: CheckRequest) -> None:
@@ -70,6 +78,17 @@ def _too_little_memory(size: int, ep_size: int) -> str:
     return (
         f"this machine has {free} bytes of memory free and the {size} processes of EP {ep_size} take at least "
         f"{size * WORKER_BYTES}: lower ep_size"
+    )
+
+
+def _too_large_inputs(point: Point, timing: Timing) -> str:
+    free, wanted = free_memory_bytes(), inputs_bytes(point, timing)
+    if free is None or wanted <= free:
+        return ""
+    return (
+        f"this machine has {free} bytes of memory free and the inputs of EP {point.ep_size} alone take {wanted} "
+        f"(timing.sets={timing.sets} x {sum(point.tokens)} tokens of hidden={point.model.hidden}, "
+        f"top_k={point.model.top_k}): lower tokens_per_rank, or the others"
     )
 
 

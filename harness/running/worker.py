@@ -136,9 +136,10 @@ def _context(hello: dict[str, Any]) -> Any:
 
 def _backend_factory(config: dict[str, Any]) -> tuple[Callable[[Any], Any], str | None]:
     """What makes the backend of a point, and why it cannot be used here, if so."""
-    from epcross.harness.backends import answers, loader
+    from epcross.harness.backends import answers, loader, trial
     from epcross.harness.planning.schema import BackendConfig
 
+    trial.expendable()
     parsed = BackendConfig.from_json(config)
     try:
         reason = answers.unavailable(loader.load(parsed))

@@ -133,9 +133,10 @@ def _id_problems(path: str, ids: NDArray[Any], num_experts: int) -> list[str]:
     ordered = np.sort(ids, axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != -1)).any(axis=1)
     if twice.any():
-        row = int(np.argmax(twice))
+        row, count = int(np.argmax(twice)), int(twice.sum())
+        choose = "1 token chooses" if count == 1 else f"{count} tokens choose"
         found.append(
-            f"trace {path}: {twice.sum()} tokens choose an expert twice, the first is token {row} with"
+            f"trace {path}: {choose} an expert twice, the first is token {row} with"
             f" {ids[row].tolist()}; choices of a token must be distinct"
         )
     if not found and not (ids >= 0).any():

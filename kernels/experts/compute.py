@@ -29,7 +29,8 @@ class ComputeDescription:
 
 
 class ExpertCompute(ABC):
-    """The experts of one rank. Options are keyword arguments of the constructor."""
+    """The experts of one rank. Options are keyword arguments of the constructor, which each have a plain default; it
+    keeps them and touches nothing else, since it is called on machines that have neither GPU nor library."""
 
     name: ClassVar[str]
 

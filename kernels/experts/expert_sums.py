@@ -124,9 +124,10 @@ class ExpertSums:
         worst, wrong = int(self.times_allowed.argmax()), int((self.times_allowed > 1).sum())
         block = int(self.worst_block[worst])
         columns = "all columns" if block == self.blocks else f"columns {COLUMNS * block} to {COLUMNS * block + 127}"
+        tokens = self.tokens[worst]
         return (
             f"{wrong} of {len(self.slots)} experts wrong by the sum over their tokens; the worst, slot"
-            f" {self.slots[worst]}, over {self.tokens[worst]} tokens and {columns}, is off by"
+            f" {self.slots[worst]}, over {tokens} token{'s' * (tokens != 1)} and {columns}, is off by"
             f" {float(self.times_allowed[worst]):.2f} times what is allowed"
         )
 

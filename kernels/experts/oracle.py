@@ -99,9 +99,9 @@ class Judgement:
         return "; ".join([words for words, kept in rules.items() if not kept or self.ok])
 
     def _tokens(self) -> str:
-        worst = int(self.times_allowed.argmax())
+        worst, count = int(self.times_allowed.argmax()), len(self.right)
         return (
-            f"{int((~self.right).sum())} of {len(self.right)} tokens wrong; the worst, {worst}, is off by"
+            f"{int((~self.right).sum())} of {count} token{'s' * (count != 1)} wrong; the worst, {worst}, is off by"
             f" {float(self.error[worst]):.2e} of its norm, {float(self.times_plain[worst]):.2f} times a plain grouped"
             f" GEMM and {float(self.times_allowed[worst]):.2f} times what is allowed"
         )

@@ -52,6 +52,14 @@ def test_the_stand_in_passes(case):
     assert found == []
 
 
+def visit_stage(compute, case):
+    """What is wrong with an expert stage at a case, all ranks in one process; nothing of a case that it refuses."""
+    if refusal(lambda: layer(compute), case) is not None:
+        return []
+    (found,) = on_ranks(1, lambda group: run_case(lambda: layer(compute), case, group, 30, visit_type=LayerVisit))
+    return found or []
+
+
 def visited(backend, name, compute=PlainExperts):
     layers = suite(BackendKind.LAYER, 2, backend.name, compute="plain_experts", shape=backend.contract_shape)
     case = next(case for case in layers if case.name == name)

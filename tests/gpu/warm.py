@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from epcross.harness.planning.build import build  # noqa: E402
 from epcross.harness.planning.plan import Plan  # noqa: E402
+from epcross.harness.planning.tokens import counted  # noqa: E402
 from epcross.harness.point import Point  # noqa: E402
 from epcross.harness.terms import BackendKind, Regime  # noqa: E402
 
@@ -69,7 +70,7 @@ def run_part(file: Path) -> int:
         add_floor(session.run, job.name, {"ep_size": job.ep_size})  # else it would be measured first
     session.execute()
     rows = [record for unit in read_units(session.run)[0] for record in unit.records]
-    for reason in sorted({f"{row.tokens_per_rank} tokens: {row.reason}" for row in rows if row.status != "ok"}):
+    for reason in sorted({f"{counted(row.tokens_per_rank)}: {row.reason}" for row in rows if row.status != "ok"}):
         sys.stdout.write(f"  {reason[:300]}\n")
     return 0
 

@@ -17,6 +17,7 @@ from _command import epcross, write_backends
 from _spawn import PYTHONPATH, until
 from epcross.harness import cli
 from epcross.harness.errors import NOTHING_SHOWN
+from epcross.harness.planning.build import build
 from epcross.harness.running import check_ranks, room
 from epcross.harness.running.check_ranks import _named, _told_once  # pyright: ignore[reportPrivateUsage]
 from epcross.harness.verification.cases import cases
@@ -246,6 +247,21 @@ def test_a_check_that_does_not_fit_is_refused_before_a_process_starts(
     said = capsys.readouterr()
     assert re.search(says, said.err)
     assert said.out == ""
+
+
+def test_inputs_that_memory_cannot_hold_are_refused_before_a_process_starts(monkeypatch, tmp_path, capsys) -> None:
+    """2 sets of 2 ranks' 1000 rows of 2 x 64 bytes, with ids and weights of 2 experts each: 576000 bytes."""
+    words = ["backend=shm_fence", "ep_size=2", "model=tiny", "tokens_per_rank=1000", "regime=steady", "timing=smoke"]
+    monkeypatch.setattr(room, "WORKER_BYTES", 1)
+    plan = build(words)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda: 575_999)
+    assert cli.run(["run", *words, f"output_dir={tmp_path}"]) == 1
+    assert (
+        "this machine has 575999 bytes of memory free and the inputs of EP 2 alone take 576000 (timing.sets=2 x 2000 "
+        "tokens of hidden=64, top_k=2): lower tokens_per_rank, or the others"
+    ) in capsys.readouterr().err
+    monkeypatch.setattr(room, "free_memory_bytes", lambda: 576_000)
+    room.check_room(plan)
 
 
 def test_more_ranks_than_files_may_be_open_are_refused(monkeypatch, capsys) -> None:

@@ -52,7 +52,7 @@ def test_points_beyond_the_margin_are_counted_by_series_with_the_largest(one: Ev
     assert line == (
         f"- [{name}]({{root}}results/measured/{two.folder.name}), on other GPUs: at 11 points of the same versions"
         " medians differ by more than 3% at 5 (3 of DeepEP V2; 2 of AG/RS); half of all by less than 1.01%, and the"
-        " largest difference is 11.1% (AG/RS, EP 2, steady, 1 tokens per rank: 2506 us here, 2255 us there)"
+        " largest difference is 11.1% (AG/RS, EP 2, steady, 1 token per rank: 2506 us here, 2255 us there)"
     )
 
 
@@ -84,7 +84,7 @@ def test_leads_are_given_as_a_range_over_runs(one: EvidenceRun, two: EvidenceRun
 def test_a_sentence_says_how_far_leads_moved(one: EvidenceRun, two: EvidenceRun) -> None:
     assert moved(replace(on(one, "a", "b"), others=(on(two, "b", "a"),))) == (
         "Intervals are within one run. In 1 other committed run of the same versions, on the same GPUs, the same ratios"
-        " are from -10.9% to +10.0% of these, at all 3; they differ most at EP 2, steady, 1 tokens per rank: from 2.22"
+        " are from -10.9% to +10.0% of these, at all 3; they differ most at EP 2, steady, 1 token per rank: from 2.22"
         " to 2.49"
     )
     assert moved(one) == f"Intervals are within one run: {ALONE}"

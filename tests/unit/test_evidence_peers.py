@@ -155,7 +155,7 @@ def test_starts_that_differ_are_counted_with_the_worst(usual: EvidenceRun, tmp_p
     assert "started once" not in text
     text = again(run_of(tmp_path / "drift", launches=3, drift=0.05))
     assert "differ by more than 3% at 11" in text
-    assert "the largest difference is 10.8% (Sentinel, EP 2, steady, 1 tokens per rank)" in text
+    assert "the largest difference is 10.8% (Sentinel, EP 2, steady, 1 token per rank)" in text
 
 
 def test_series_that_were_started_once_are_told_from_those_that_were_compared(usual: EvidenceRun) -> None:

@@ -64,7 +64,7 @@ def test_parts_run_beside_each_other_with_locks_of_their_own(tmp_path: Path) -> 
     plan = plan_of("sweep=smoke", "backend=plain,small", "ep_size=2", "tokens_per_rank=1", "timing=warm")
     told = list(warm.warmed(plan, 2, 60.0))
     assert len(told) == len(warm.parts(plan)) == 2
-    assert all("exit 0\n  1 tokens: " in each for each in told), told  # what stands in for a backend does not run
+    assert all("exit 0\n  1 token: " in each for each in told), told  # what stands in for a backend does not run
 
 
 def test_what_the_time_does_not_reach_is_said() -> None:

@@ -13,6 +13,7 @@ from epcross.harness.claims.claim import Actor, Change, Member, Way
 from epcross.harness.claims.judge import exit_code, judge
 from epcross.harness.claims.verdict import Better, Verdict
 from epcross.harness.errors import InputError
+from epcross.harness.planning.tokens import counted
 from epcross.harness.terms import Phase
 
 RATIO = {
@@ -44,7 +45,7 @@ def test_speedup_over_a_baseline(tmp_path: Path, factor: float, verdict: Verdict
     found = verdict_of(book_of("P01", **RATIO), rows)
     assert found.verdict is verdict, found.reason
     (reading,) = [one for one in found.readings if one.headline]
-    assert [one.at for one in reading.findings] == [f"{tokens} tokens" for tokens in TOKENS]
+    assert [one.at for one in reading.findings] == [counted(tokens) for tokens in TOKENS]
     for one in reading.findings:
         assert one.low <= one.value <= one.high
         assert one.value == pytest.approx(factor, rel=0.02)
@@ -597,11 +598,11 @@ def test_a_claim_over_stated_ep_sizes_must_hold_at_each(tmp_path: Path) -> None:
 
     found = verdict_of(book_of("P07"), *rows(17.2))
     assert found.verdict is Verdict.INSIDE
-    assert [one.at for one in found.readings[0].findings] == [f"ep_size {n}, 1 tokens" for n in (8, 16, 64)]
+    assert [one.at for one in found.readings[0].findings] == [f"ep_size {n}, 1 token" for n in (8, 16, 64)]
     assert found.readings[0].factors["tokens_per_rank"] == 1
     wide = verdict_of(book_of("P07"), *rows(25.0))
     assert wide.verdict is Verdict.OUTSIDE
-    assert wide.reason.startswith("at ep_size 64, 1 tokens")
+    assert wide.reason.startswith("at ep_size 64, 1 token")
     assert "ep_size 64 is missing" in verdict_of(book_of("P07"), *rows(17.0, (8, 16))).reason
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import plan_of, problems_of, the_problem
 
-from epcross.harness.planning.tokens import capacity, nominal_tokens, tokens_of_ranks
+from epcross.harness.planning.tokens import capacity, counted, nominal_tokens, tokens_of_ranks
 from epcross.harness.planning.typed import Mismatch
 
 ONE = ("sweep=crossover", "backend=plain", "regime=steady")
@@ -69,6 +69,21 @@ def test_nominal_tokens_and_capacity():
         (["ep_size=2048"], "ep_size=2048 must lie between 1 and 1024"),
         (["model.top_k=300"], "top_k=300 must lie in [1, num_experts=256]"),
         (["model.top_k=0"], "top_k=0 must be at least 1"),
+        (["model.num_experts=1000000000000"], "num_experts=1000000000000 must be at most 65536"),
+        (["model.num_experts=1000000000001", "ep_size=3"], "num_experts=1000000000001 must be at most 65536"),
+        (["model.num_experts=65538"], "num_experts=65538 must be at most 65536"),
+        (["model.hidden=1048577"], "hidden=1048577 must be at most 1048576"),
+        (["model.intermediate=1000000000000"], "intermediate=1000000000000 must be at most 1048576"),
+        (
+            ["placement=replicated", "placement.num_slots=1000000000000"],
+            "placement.num_slots=1000000000000 must be at most 65536",
+        ),
+        (["launcher.points_per_job=-1"], "launcher.points_per_job=-1 must be at least 0"),
+        (["timing.wall_limit_s=1e12"], "timing.wall_limit_s=1000000000000.0 must be at most 604800"),
+        (["timing.iterations=1000000000000"], "timing.iterations=1000000000000 must be at most 1000000"),
+        (["timing.sets=1025"], "timing.sets=1025 must be at most 1024"),
+        (["timing.max_pairs=1000000000000"], "timing.max_pairs=1000000000000 must be at most 1000000000"),
+        (["timing.warmup_pairs=1000000000000"], "timing.warmup_pairs=1000000000000 must be at most 1000000000"),
         (["model.hidden=7", "dispatch_format=nvfp4"], "hidden=7 cannot be a nvfp4 row"),
         (["tokens_per_rank=-1"], "a rank cannot have fewer than 0 tokens"),
         (["tokens_per_rank=0"], "no rank has any token"),
@@ -108,10 +123,31 @@ def test_the_edges_are_possible():
         ["tokens_per_rank=32", "max_tokens_per_rank=32"],
         ["tokens_per_rank=8", "routing=local_only", "ep_size=64"],
         ["tokens_per_rank=8", "model.top_k=256"],
+        ["tokens_per_rank=8", "model.num_experts=65536", "model.hidden=1048576", "model.intermediate=1048576"],
+        ["tokens_per_rank=8", "placement=replicated", "placement.num_slots=65536", "timing.wall_limit_s=604800"],
     ):
         (point,) = plan_of(*ONE, *words).points
         assert len(point.tokens) == point.ep_size
         assert point.max_tokens_per_rank >= max(point.tokens)
+
+
+@pytest.mark.parametrize(
+    "factor", ["model.num_experts", "model.hidden", "model.intermediate", "model.top_k", "ep_size"]
+)
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("0", "=0 must"),
+        ("-1", "=-1 must"),
+        (str(10**12), f"={10**12} must"),
+        (str(10**22), f"={10**22} must"),
+        ("1.5", " is 1.5, but must be an integer"),
+        ("x", " is 'x', but must be an integer"),
+    ],
+)
+def test_an_absurd_size_is_named_with_its_value(factor: str, value: str, says: str):
+    problems = problems_of(*ONE, "tokens_per_rank=8", f"{factor}={value}")
+    assert all(f"{factor.removeprefix('model.')}{says}" in text for text in problems), problems
 
 
 @pytest.mark.parametrize("tokens", [-1, 0, 99999999999999999999])
@@ -123,3 +159,14 @@ def test_a_wrong_number_of_tokens_is_told_once_for_all_ep_sizes(tokens: int):
 def test_a_point_with_several_faults_names_them_all():
     problems = problems_of(*ONE, "tokens_per_rank=-1", "model.top_k=300", "ep_size=3", "masked_fraction=2.0")
     assert len(problems) == 4
+
+
+def test_tokens_are_counted_in_words():
+    assert [counted(count) for count in (0, 1, 2, "1", "1.5", "1, 8")] == [
+        "0 tokens",
+        "1 token",
+        "2 tokens",
+        "1 token",
+        "1.5 tokens",
+        "1, 8 tokens",
+    ]

@@ -51,7 +51,7 @@ def test_ids_may_be_of_any_integer_type(trace, dtype):
         ({"ids": np.array([[0, 1], [-2, 1]])}, "1 ids are outside [-1, 4), the first is -2 at token 1, choice 0"),
         ({"ids": np.array([[0, 1, 2]])}, "this model needs [N, top_k=2]"),
         ({"ids": np.array([[0.0, 1.0]])}, "they must be integers"),
-        ({"ids": np.array([[1, 1], [0, 1]])}, "1 tokens choose an expert twice, the first is token 0 with [1, 1]"),
+        ({"ids": np.array([[1, 1], [0, 1]])}, "1 token chooses an expert twice, the first is token 0 with [1, 1]"),
         ({"ids": np.full((5, 2), -1)}, "all ids are -1, so no token would be sent"),
         ({"ids": GOOD, "weights": np.array([[0, 1]] * 4 + [[0, np.nan]])}, "weight nan of token 4 is not finite"),
         ({"ids": GOOD, "weights": np.ones((5, 3))}, "they must be floats of shape (5, 2)"),

@@ -95,6 +95,7 @@ def test_a_soak_survives_json():
         ("soak.seed=-1", "soak.seed=-1 must be at least 0"),
         ("soak.only=-2", "soak.only=-2 must be at least 0"),
         ("soak.seconds=1e9", "over 20000 cases; raise case_s"),
+        ("soak.case_s=1e22", "soak.case_s=1e+22 must be at most 10000000"),
         ("soak.seconds=long", "soak: seconds is 'long', but must be a number"),
         ("soak.secnds=5", "did you mean 'seconds'?"),
         ("soak.seconds=5,6", "give one value"),

@@ -10,6 +10,7 @@ from epcross.harness.analysis.looks import LINES, shipped
 from epcross.harness.analysis.style import FILLS, SeriesStyle
 from epcross.harness.errors import InputError
 from epcross.harness.planning.schema import MARKERS, BackendConfig
+from epcross.harness.planning.tokens import counted
 from epcross.harness.terms import CAPTIONED, Domain, Flag
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _curve(rows: "pd.DataFrame", label: str) -> tuple[list[int], list[float], li
     if published.all() and (counts := places.size())[counts > 1].any():
         tokens = ", ".join(str(count) for count in counts[counts > 1].index)
         raise InputError(
-            f"{label} has several published values at {tokens} tokens per rank, and no column tells them apart; read "
+            f"{label} has several published values at {counted(tokens)} per rank, and no column tells them apart; read "
             "their `note` and select one"
         )
     medians = places.median()
