@@ -7,6 +7,7 @@ from epcross.kernels.errors import DoesNotFit
 from epcross.kernels.experts.compute import ComputeDescription, ExpertCompute
 from epcross.kernels.experts.formats import Arithmetic, ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather.index import PairIndex, apart, epoch_of, interpreted, on, triton_missing
+from epcross.kernels.experts.gather.specialised import SpecialisedProducts, bulk_blocks, specialised_missing
 from epcross.kernels.experts.gather.tiles import ALLOWED, Tiles, chosen_tiles, tile_problem
 from epcross.kernels.experts.rows import ExpertRows, RankMajorRows
 from epcross.kernels.experts.weights import ExpertWeights
@@ -28,7 +29,7 @@ class GatherGemm(ExpertCompute):
         down_block_n: int = 0, down_stages: int = 0, down_warps: int = 0, down_per_sm: int = 0,
         prefetch: int = 0, balance: int = 0, regs: int = 0, down_regs: int = 0, tall: int = 0, in_turn: int = 0,
         down_tall: int = 0, late: int = 0, alone: int = 0, down_pair: int = 0, ahead: int = 0,
-        finish_per_sm: int = 0, rounded: int = 0, early: int = 0,
+        finish_per_sm: int = 0, finish_block_n: int = 0, rounded: int = 0, early: int = 0, specialised: int = 0,
     ) -> None:  # fmt: skip
         """Fields of `Tiles`; 0 leaves one to `default_tiles`."""
         given = {name: value for name, value in locals().items() if name in Tiles.__slots__}
@@ -63,6 +64,8 @@ class GatherGemm(ExpertCompute):
             )
         if found := tile_problem(shape, self._asked):
             return found
+        if self._asked.get("specialised") and (found := specialised_missing()):
+            return f"specialised=1 cannot be had: {found}; leave it out"
         if shape.capacity_rows * max(shape.top_k, shape.num_local_experts, shape.hidden // 2) >= 1 << 31:
             return f"capacity_rows={shape.capacity_rows} is more than its 32-bit index holds"
         return None
@@ -73,8 +76,11 @@ class GatherGemm(ExpertCompute):
         return Arithmetic(
             intermediate=shape.row_format,
             power_of_two_scales=shape.power_of_two_scales,
-            output_rounded=bool(chosen_tiles(shape, self._asked).rounded),
+            output_rounded=bool(self._chosen(shape).rounded),
         )
+
+    def _chosen(self, shape: ExpertShape) -> Tiles:
+        return chosen_tiles(shape, self._asked, specialised=specialised_missing() is None)
 
     def prepare(self, shape: ExpertShape, layout: Layout, weights: ExpertWeights) -> None:
         """Takes workspaces and describes the weights to the copy engine; kernels are compiled by the first run."""
@@ -82,7 +88,7 @@ class GatherGemm(ExpertCompute):
         import triton
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        self._shape, self._tiles = shape, chosen_tiles(shape, self._asked)
+        self._shape, self._tiles = shape, self._chosen(shape)
         tiles, device = self._tiles, weights.copies[0].gate_up.device
         self._version = f"triton {triton.__version__}"
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -100,14 +106,24 @@ class GatherGemm(ExpertCompute):
         self._h = torch.zeros((places, inter), dtype=self._element, device=device)
         self._h_scale = torch.zeros((inter // 128 if self._fp8 else 1, places), **floats)
         self._gate_up_part = torch.empty((2 * self._units, 2 * tiles.block_n * tiles.block_t), **floats)
-        self._arrivals = torch.zeros(2 * self._units, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(4 * self._units, dtype=torch.int32, device=device)
         kept = torch.bfloat16 if tiles.rounded else torch.float32
         self._down_part = torch.empty((places, hidden), dtype=kept, device=device)
 
         def described(tensor: "torch.Tensor", block_rows: int) -> Any:
+            if tiles.specialised:
+                return bulk_blocks(tensor, block_rows)
             return TensorDescriptor.from_tensor(tensor, [block_rows, width])
 
         self._h_desc = described(self._h, tiles.block_t)
+        self._specialised = (
+            SpecialisedProducts(
+                shape, self._index, h=self._h, h_scale=self._h_scale, sum_parts=self._gate_up_part,
+                arrivals=self._arrivals, row_parts=self._down_part, programs=self._sms,
+            )
+            if tiles.specialised
+            else None
+        )  # fmt: skip
         self._copies = [
             (
                 described(copy.gate_up.view(experts * 2 * inter, hidden), tiles.block_n),
@@ -142,27 +158,36 @@ class GatherGemm(ExpertCompute):
             "TWO_SETS": len(rows.sets) == 2,
         }  # fmt: skip
         index.fill(rows, pdl=dependent, early=dependent and bool(tiles.early))
-        on(gate_up_kernel, self._units)(
-            w1, w1_bytes, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4,
-            x_scale.stride(0), epoch, index.pairs, num_rows, index.schedule, index.tile, index.max_tiles, self._h,
-            self._h_scale, self._gate_up_part, self._arrivals,
-            POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, TALL=bool(tiles.tall),
-            IN_TURN=bool(tiles.in_turn), LATE=bool(tiles.late), ALONE=bool(tiles.alone), AHEAD=tiles.ahead,
-            # both for AHEAD alone: without it one compiled kernel serves any number of experts
-            BALANCE=tiles.balance if tiles.ahead else 0, E=shape.num_local_experts if tiles.ahead else 0,
-            num_warps=tiles.warps, num_stages=tiles.stages, **_at_most(tiles.regs), **product,
-        )  # fmt: skip
-        on(down_kernel, self._sms * tiles.down_per_sm)(
-            w2, w2_bytes, w2_scale, self._h_desc, self._h_scale, first.weights, apart(first.weights, second.weights),
-            first.weights.stride(0), epoch, index.pairs, num_rows, index.schedule, index.expert_rows, index.tile,
-            index.max_tiles, rows.out, rows.out.stride(0), self._down_part,
-            PREFETCH=tiles.prefetch, BLOCK_N=tiles.down_block_n, TALL=bool(tiles.down_tall),
-            PAIR=bool(tiles.down_pair), num_warps=tiles.down_warps, num_stages=tiles.down_stages,
-            **_at_most(tiles.down_regs), **product,
-        )  # fmt: skip
+        if self._specialised is not None:
+            self._specialised.launch(
+                w1, w1_scale, w2, w2_scale, x, x_delta, x_scale, apart(first.scales, second.scales) // 4,
+                first.weights, apart(first.weights, second.weights), epoch, rows.out, num_rows=num_rows,
+                two_sets=len(rows.sets) == 2,
+            )  # fmt: skip
+        else:
+            on(gate_up_kernel, self._units)(
+                w1, w1_bytes, w1_scale, x, x_delta, x.stride(0), x_scale, apart(first.scales, second.scales) // 4,
+                x_scale.stride(0), epoch, index.pairs, num_rows, index.schedule, index.tile, index.max_tiles, self._h,
+                self._h_scale, self._gate_up_part, self._arrivals,
+                POWER_OF_TWO=shape.power_of_two_scales, BLOCK_N=tiles.block_n, TALL=bool(tiles.tall),
+                IN_TURN=bool(tiles.in_turn), LATE=bool(tiles.late), ALONE=bool(tiles.alone), AHEAD=tiles.ahead,
+                # both for AHEAD alone: without it one compiled kernel serves any number of experts
+                BALANCE=tiles.balance if tiles.ahead else 0, E=shape.num_local_experts if tiles.ahead else 0,
+                num_warps=tiles.warps, num_stages=tiles.stages, **_at_most(tiles.regs), **product,
+            )  # fmt: skip
+            on(down_kernel, self._sms * tiles.down_per_sm)(
+                w2, w2_bytes, w2_scale, self._h_desc, self._h_scale, first.weights,
+                apart(first.weights, second.weights), first.weights.stride(0), epoch, index.pairs, num_rows,
+                index.schedule, index.expert_rows, index.tile, index.max_tiles, rows.out, rows.out.stride(0),
+                self._down_part,
+                PREFETCH=tiles.prefetch, BLOCK_N=tiles.down_block_n, TALL=bool(tiles.down_tall),
+                PAIR=bool(tiles.down_pair), num_warps=tiles.down_warps, num_stages=tiles.down_stages,
+                **_at_most(tiles.down_regs), **product,
+            )  # fmt: skip
         on(finish_kernel, self._sms * tiles.finish_per_sm)(
             index.shared, index.place, index.expert_tile, index.schedule, num_rows, self._down_part, rows.out,
-            rows.out.stride(0), index.max_tiles, BLOCK_N=1024, num_warps=4, **same,
+            rows.out.stride(0), index.max_tiles, BLOCK_N=tiles.finish_block_n,
+            num_warps=4 if tiles.finish_block_n < 4096 else 8, **same,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -179,7 +204,8 @@ class GatherGemm(ExpertCompute):
 
     def describe(self) -> ComputeDescription:
         """Triton, and how the work is cut."""
-        names = ("index_kernel", "gate_up_kernel", "down_kernel", "finish_kernel")
+        form = "_specialised" if self._tiles.specialised else ""
+        names = ("index_kernel", f"gate_up{form}_kernel", f"down{form}_kernel", "finish_kernel")
         options = {name: str(value) for name, value in asdict(self._tiles).items()}
         return ComputeDescription(version=self._version, kernels=names, options=options)
 
@@ -192,7 +218,16 @@ class GatherGemm(ExpertCompute):
     def release(self) -> None:
         """Lets go of workspaces and weights."""
         self._copies = []
-        del self._index, self._h_desc, self._h, self._h_scale, self._gate_up_part, self._arrivals, self._down_part
+        del (
+            self._index,
+            self._specialised,
+            self._h_desc,
+            self._h,
+            self._h_scale,
+            self._gate_up_part,
+            self._arrivals,
+            self._down_part,
+        )
 
 
 def _at_most(registers: int) -> dict[str, int]:

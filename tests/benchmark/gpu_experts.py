@@ -1,7 +1,7 @@
 """Tiles of `gather_gemm`, verified and timed on one GPU, beside the other expert stages: what its defaults rest on.
 
     python tests/benchmark/gpu_experts.py [--out FILE] [--formats fp8,bf16] [--points 8x1,fp8:2x512x64,...]
-        [--choices all|newest] [--ours] [--limit-s 200]
+        [--ours] [--limit-s 200]
 
 A point is EPxTOKENS or EPxTOKENSxEXPERTS: one rank's slice of DeepSeek-V3 (256 experts, or so many, over EP ranks,
 top 8, uniform routing) with TOKENS tokens on each rank; `fp8:` or `bf16:` before it keeps it from the other format. A
@@ -35,7 +35,7 @@ from epcross.kernels.experts.landing import RankMajorLanding  # noqa: E402
 from epcross.kernels.experts.torch_grouped import TorchGrouped  # noqa: E402
 from epcross.kernels.experts.weights import ExpertWeights, copies_needed, make_weights  # noqa: E402
 
-from tests.benchmark.expert_choices import Tiles, choices, newest  # noqa: E402  # isort: skip
+from tests.benchmark.expert_choices import Tiles, choices  # noqa: E402  # isort: skip
 from tests.benchmark.expert_points import Place, Point, l2_bytes, places_of, provenance, room_for  # noqa: E402  # isort: skip
 
 POINTS = ",".join(f"{ep}x{tokens}" for ep in (8, 16, 32, 64) for tokens in (1, 8, 32, 128))
@@ -68,7 +68,6 @@ def main() -> None:
     parser.add_argument("--formats", default="fp8,bf16")
     parser.add_argument("--points", default=POINTS)
     parser.add_argument("--limit-s", type=float, default=200.0)
-    parser.add_argument("--choices", choices=("all", "newest"), default="all", help="newest: what no GPU has run yet")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--others-only", action="store_true", help="one choice of tiles: the default")
     what.add_argument("--ours", action="store_true", help="no other expert stages")
@@ -76,8 +75,7 @@ def main() -> None:
     began, where = time.monotonic(), provenance()
     places = places_of(words.points, words.formats)
     words.out.parent.mkdir(parents=True, exist_ok=True)
-    offered = newest if words.choices == "newest" else choices
-    asked = {} if words.others_only else {place: list(offered(place.shape())) for place in places}
+    asked = {} if words.others_only else {place: list(choices(place.shape())) for place in places}
     failed = compiled_ahead(asked)
     with words.out.open("a") as file:
 
@@ -131,7 +129,7 @@ def compiled_ahead(asked: dict[Place, list[Tiles]]) -> dict[tuple[Place, str], s
         for place, found in asked.items():
             shape = place.shape()
             for tiles in ({}, *found):
-                key = (place.formats, shape.num_local_experts, chosen_tiles(shape, tiles))
+                key = (place.formats, shape.num_local_experts, chosen_tiles(shape, tiles, specialised=True))
                 which[place, json.dumps(tiles)] = key
                 if key not in waiting:
                     waiting[key] = pool.submit(compile_tiles, place, tiles)

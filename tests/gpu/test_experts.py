@@ -30,6 +30,7 @@ FORMATS = {
 RANK_MAJOR: dict[str, Callable[[], ExpertCompute]] = {
     "torch_grouped": TorchGrouped,
     "gather_gemm": GatherGemm,
+    "gather_gemm of specialised warps": lambda: GatherGemm(specialised=1),
     "deepgemm masked": lambda: DeepGemm("masked"),
     "deepgemm contiguous": lambda: DeepGemm("contiguous"),
     "flashinfer": FlashInferMoe,

@@ -6,11 +6,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed, which the script is made of")
 
-from epcross.kernels.experts.formats import Layout
-from epcross.kernels.experts.gather.tiles import chosen_tiles
+from epcross.kernels.experts.gather.tiles import chosen_tiles, default_tiles, tile_problem
 from epcross.kernels.experts.gather_gemm import GatherGemm
 
-from tests.benchmark.expert_choices import choices, newest  # isort: skip
+from tests.benchmark.expert_choices import choices  # isort: skip
 from tests.benchmark.expert_points import places_of  # isort: skip
 
 POINTS = "fp8:2x512x64,fp8:2x4096x64,64x1,64x8,64x32,32x8,32x32,bf16:32x128"
@@ -28,12 +27,13 @@ def test_points_are_slices_of_a_rank() -> None:
     assert (last.formats, last.shape().expected_rows_per_expert) == ("bf16", 128)
 
 
-@pytest.mark.parametrize("offered", [choices, newest])
-def test_every_choice_is_served_and_none_is_there_twice(offered) -> None:
+def test_every_choice_is_served_and_none_is_there_twice() -> None:
     for place in places_of(POINTS + ",64x128,16x128", "fp8,bf16"):
-        shape, seen = place.shape(), set()
-        for tiles in offered(shape):
-            assert GatherGemm(**tiles).unsupported(shape, Layout.RANK_MAJOR) is None, tiles
-            seen.add(chosen_tiles(shape, tiles))
-        assert len(seen) == len(list(offered(shape))), json.dumps(list(offered(shape)))
-    assert len(list(newest(places_of("2x512x64", "fp8")[0].shape()))) == 5
+        shape, found = place.shape(), list(choices(place.shape()))
+        assert found
+        for tiles in found:
+            assert GatherGemm(**tiles).option_problems() == [], tiles
+            assert tile_problem(shape, tiles) is None, tiles
+        seen = {chosen_tiles(shape, tiles) for tiles in found}
+        assert len(seen) == len(found), json.dumps(found)
+        assert default_tiles(shape, specialised=True) not in seen

@@ -17,7 +17,8 @@ from epcross.kernels.experts.compute import ExpertCompute
 from epcross.kernels.experts.deepgemm import DeepGemm, rank_major_form
 from epcross.kernels.experts.flashinfer import FlashInferMoe
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
-from epcross.kernels.experts.gather.tiles import DEFAULTS, default_tiles
+from epcross.kernels.experts.gather import specialised
+from epcross.kernels.experts.gather.tiles import DEFAULTS, chosen_tiles, default_tiles
 from epcross.kernels.experts.gather_gemm import GatherGemm
 from epcross.kernels.experts.torch_grouped import TorchGrouped
 from epcross.kernels.experts.weights import make_weights
@@ -178,13 +179,56 @@ def test_two_blocks_of_columns_divide_the_output() -> None:
     assert "down_stages=5 of 49152 bytes" in (deep or "")
 
 
-@pytest.mark.parametrize("weights", [BF16, FP8])
-def test_every_count_of_pairs_has_default_tiles(weights: WeightFormat) -> None:
+@pytest.mark.parametrize(("weights", "most"), [(BF16, 128), (FP8, 64)])
+def test_every_count_of_pairs_has_default_tiles(weights: WeightFormat, most: int) -> None:
     shape = shape_of(RowFormat.FP8 if weights is FP8 else RowFormat.BF16, weights, capacity_rows=1)
-    for pairs, block_t in ((1, 16), (10, 16), (11, 32), (24, 32), (25, 64), (1 << 20, 64)):
+    for pairs, block_t in ((1, 16), (10, 16), (11, 32), (24, 32), (25, 64), (48, 64), (49, most), (1 << 20, most)):
         assert default_tiles(replace(shape, expected_rows_per_expert=pairs)).block_t == block_t
     assert default_tiles(shape).block_t == 16
-    assert [least for least, _ in DEFAULTS[weights]] == sorted(least for least, _ in DEFAULTS[weights])
+    assert [least for least, _, _ in DEFAULTS[weights]] == sorted(least for least, _, _ in DEFAULTS[weights])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "experts", "there"),
+    [(48, 32, False), (49, 32, True), (49, 4, False), (96, 4, False), (97, 4, True), (4096, 32, True)],
+)
+def test_many_pairs_are_served_by_warps_that_each_do_one_thing(pairs: int, experts: int, there: bool) -> None:
+    sizes = {"num_local_experts": experts, "first_slot": 0, "hidden": 7168, "intermediate": 2048, "top_k": 8}
+    shape = replace(shape_of(RowFormat.FP8, FP8, **sizes), expected_rows_per_expert=pairs)
+    assert default_tiles(shape, specialised=True).specialised == there
+    assert not default_tiles(shape).specialised  # where they cannot be had
+    odd = replace(shape, hidden=7168 + 128)
+    assert not default_tiles(odd, specialised=True).specialised
+    # who asks for another form gets it, and rounding does not depend on which of them a GPU serves
+    assert not chosen_tiles(shape, {"block_t": 64}, specialised=True).specialised
+    assert default_tiles(shape, specialised=True).rounded == default_tiles(shape).rounded
+    assert chosen_tiles(shape, {"balance": 1}, specialised=True).specialised == there
+
+
+@pytest.mark.parametrize(
+    ("asked", "weights", "sizes", "says"),
+    [
+        ({"tall": 1}, FP8, {}, "specialised=1 has its own tiles: leave out tall=1, or it"),
+        ({}, BF16, {}, "specialised=1 is for fp8 alone"),
+        ({}, FP8, {"hidden": 640}, "hidden=640: with specialised=1 hidden and intermediate must be multiples of 512"),
+    ],
+)
+def test_what_specialised_warps_cannot_serve(asked: dict, weights: WeightFormat, sizes: dict, says: str) -> None:
+    rows = RowFormat.FP8 if weights is FP8 else RowFormat.BF16
+    shape = shape_of(rows, weights, **{"hidden": 512, "intermediate": 512, **sizes})
+    assert says in (GatherGemm(specialised=1, **asked).unsupported(shape, Layout.RANK_MAJOR) or "")
+
+
+def test_specialised_warps_say_why_they_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shape_of(RowFormat.FP8, FP8, hidden=512, intermediate=512)
+    monkeypatch.setattr(specialised, "interpreted", lambda: False)
+    monkeypatch.setattr(specialised, "major_capability", lambda: 10)
+    said = GatherGemm(specialised=1).unsupported(shape, Layout.RANK_MAJOR)
+    assert said == "specialised=1 cannot be had: they are for compute capability 9, and this GPU has 10; leave it out"
+    assert not GatherGemm()._chosen(replace(shape, expected_rows_per_expert=1000)).specialised
+    monkeypatch.setattr(specialised, "major_capability", lambda: 9)
+    assert GatherGemm(specialised=1).unsupported(shape, Layout.RANK_MAJOR) is None
+    assert GatherGemm()._chosen(replace(shape, expected_rows_per_expert=1000)).specialised
 
 
 def test_gather_gemm_says_what_its_index_cannot_hold() -> None:

@@ -14,17 +14,21 @@ pytest.importorskip("triton", reason="Triton is not installed: make triton")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from epcross.kernels.experts.formats import ExpertShape, Layout, WeightFormat
 from epcross.kernels.experts.gather.gemm_kernels import down_kernel, gate_up_kernel
 from epcross.kernels.experts.gather.index_kernel import index_kernel
 from epcross.kernels.experts.gather.permute_kernels import bring_kernel, place_kernel, return_kernel
+from epcross.kernels.experts.gather.specialised import STAGES
+from epcross.kernels.experts.gather.specialised_down_kernels import down_specialised_kernel
+from epcross.kernels.experts.gather.specialised_kernels import gate_up_specialised_kernel
 from epcross.kernels.experts.gather.swiglu_kernel import swiglu_kernel
 from epcross.kernels.experts.gather.tiles import Tiles, chosen_tiles, default_tiles
 from epcross.kernels.experts.gather_gemm import GatherGemm
 from epcross.kernels.formats import RowFormat
 
-from tests.benchmark.expert_choices import choices, newest  # isort: skip
+from tests.benchmark.expert_choices import choices  # isort: skip
 
 TOOLS = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
 SHARED_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor
@@ -66,6 +70,13 @@ def compiled(kernel: Any, constants: dict[str, Any], fp8: bool, capability: int,
         width = constants["BLOCK_K"]
         types["w_desc"] = f"tensordesc<{element}[{constants['BLOCK_N']}, {width}]>"
         types["h_desc"] = f"tensordesc<{element}[{constants['BLOCK_T']}, {width}]>"
+    signature, attributes = signed(kernel, constants, types)
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def signed(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> tuple[dict[str, str], dict[Any, Any]]:
+    """What the arguments are, and what is known of them: addresses, strides and distances are multiples of 16."""
     signature, attributes = {}, {}
     for place, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -74,8 +85,7 @@ def compiled(kernel: Any, constants: dict[str, Any], fp8: bool, capability: int,
         signature[name] = types.get(name) or ("*i32" if name.endswith("_ptr") else "i32")
         if signature[name].startswith("*") or name.endswith(("_stride", "_delta")):
             attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return signature, attributes
 
 
 def usage(binary: bytes, folder: Path) -> tuple[int, int]:
@@ -165,9 +175,11 @@ def test_programs_that_are_tried_beside_each_other_fit_a_multiprocessor(
 ) -> None:
     """A register too many, and the second one waits for the first to end: what was tried was not what was meant."""
     shape = replace(shape_at(expected, fp8), num_local_experts=experts)
-    for choice in [*(choices(shape) if experts == 32 or expected == 64 else ()), *newest(shape)]:
-        assert GatherGemm(**choice).unsupported(shape, Layout.RANK_MAJOR) is None
+    for choice in choices(shape):
         tiles = chosen_tiles(shape, choice)
+        if tiles.specialised:
+            continue
+        assert GatherGemm(**choice).unsupported(shape, Layout.RANK_MAJOR) is None
         for kernel, prefix in ((gate_up_kernel, ""), (down_kernel, "down_")):
             asked = {
                 f"{prefix}{name}"
@@ -209,6 +221,39 @@ def test_tensor_cores_need_not_wait_for_the_scaling_of_up(late: int, waits: int,
     (body,) = sums(tmp_path / "kernel.cubin")
     assert sum("GMMA" in text for text in body) == 8
     assert sum("WARPGROUP.DEPBAR" in text for text in body) == waits
+
+
+BULK = (
+    "tensordesc<{}[{}, 128],NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth={}, rank=2, transposed=False, "
+)
+BULK += "fp4_padded=False, cga_layout=[])>"
+SPECIALISED = {"H": 7168, "I": 2048, "K": 8, "STAGES": STAGES, "TWO_SETS": True, "PDL": True}
+
+
+@pytest.mark.parametrize("which", ["GEMM1", "GEMM2"])
+def test_warps_that_each_do_one_thing(which: str, tmp_path: Path) -> None:
+    """They have registers and shared memory for it, wait for each other by barriers in shared memory, and neither
+    spills where it multiplies nor waits for anything but the stages and its products there."""
+    kernel = gate_up_specialised_kernel if which == "GEMM1" else down_specialised_kernel
+    constants = SPECIALISED | ({"POWER_OF_TWO": True} if which == "GEMM1" else {})
+    types = {**POINTERS, "x_ptr": "*fp8e4nv", "w_desc": BULK.format("fp8e4nv", 128, 8)}
+    out = "fp8e4nv", 64, 8
+    types |= {"h_desc": BULK.format(*(out if which == "GEMM1" else ("fp8e4nv", 128, 8)))}
+    types |= {"part_desc": BULK.format("bf16", 64, 16)}
+    signature, attributes = signed(kernel, constants, types)
+    source = GluonASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert made.metadata.shared <= SHARED_BYTES
+    registers, stack = usage(made.asm["cubin"], tmp_path)
+    assert registers * 12 * 32 <= REGISTERS
+    assert stack <= 32  # of what is done once a tile
+    bodies = sums(tmp_path / "kernel.cubin")
+    assert len(bodies) == 2, "one for each group"
+    for body in bodies:
+        assert sum("QGMMA.64x128x32" in text for text in body) == 8
+        assert not [text for text in body if re.search(r"\b(LDL|STL|LDG)\b", text)]
+    assert "cp.async.mbarrier.arrive.noinc" in made.asm["ptx"]
+    assert "cp.async.bulk.tensor.2d.global.shared" in made.asm["ptx"]
 
 
 def test_products_on_blackwell() -> None:

@@ -29,7 +29,7 @@ def _pairs_from(first, expert, rows, index_ptr, num_rows, BLOCK_T: tl.constexpr)
 
 
 @triton.jit
-def _place_of(block, tiles, tile_ptr, max_tiles, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
+def place_of(block, tiles, tile_ptr, max_tiles, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
     """Of GEMM1's sums, in their order: expert, column, tile. Which tile and column one is of, its expert, the rows of
     that, and the first pair of the tile. Tiles of an expert at one column are neighbours: they read the same weights at
     the same time."""
@@ -103,7 +103,7 @@ def gate_up_kernel(
         shared = tl.maximum(unit - whole, 0) // splits  # which of the sums that are
         block = tl.where(unit < whole, unit, whole + shared)
         split = tl.where(unit < whole, 0, unit - whole - shared * splits)
-        tile, column_block, expert, rows, first_pair = _place_of(
+        tile, column_block, expert, rows, first_pair = place_of(
             block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK_T
         )
         column = column_block * BLOCK_N
