@@ -6,7 +6,8 @@
 
 `run` enqueues on torch's current stream, waits for nothing on the host, takes no memory from the driver, and may be
 captured in a CUDA graph that is replayed with other routing. Rows are given at each run, since some libraries return
-fresh tensors from every dispatch; within a graph their addresses are those of the capture.
+fresh tensors from every dispatch; within a graph their addresses are those of the capture. What `prepare` fills, it
+fills on the stream that is current then: wait for the device before another stream runs it.
 """
 
 from abc import ABC, abstractmethod

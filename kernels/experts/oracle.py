@@ -37,16 +37,20 @@ from epcross.kernels.formats import RowFormat
 if TYPE_CHECKING:
     import torch
 
-ACCUMULATOR_LOSS = {RowFormat.BF16: 2.0**-14.5, RowFormat.FP8: 2.0**-10}
+ACCUMULATOR_LOSS = {RowFormat.BF16: 2.0**-14, RowFormat.FP8: 2.0**-10}
 """By the format of rows: what a tensor core may lose of a sum, as a share of the size of what it adds (above).
 
 bf16 products are added in about fp32, each addition truncated, which shortens a long sum step by step: of 7168 values
-one standard deviation of what is lost is 2**-17.5 of the size, and the most of 50 million elements 2**-14.6 of it (on
-an H200, by tests/benchmark/gpu_bf16_loss.py). For fp8, Hopper aligns 32 products and the sum so far to
-the largest of them and cuts them off 13 bits below it (DeepSeek-V3 report, section 3.3.2; on an H200 the 13th bit
-arrives and the 14th does not, wherever it stands, by tests/benchmark/gpu_fp8_bits.py); every 128 values are added in
-fp32 by the kernel. One standard deviation of what is lost is 2**-13.1 of the size, emulated and on the H200; eight are
-allowed, as the largest of a million elements is off by that (on the H200 2**-10.6, of 131072).
+about zero one standard deviation of what is lost is 2**-17.1 of the size, and the most of 50 million elements, among
+sums of up to twelve times their products' root of squares, 2**-14.6 (on an H200, by tests/benchmark/gpu_bf16_loss.py).
+
+For fp8, Hopper aligns 32 products and the sum so far to the largest of them and cuts them off 13 bits below it
+(DeepSeek-V3 report, section 3.3.2; on an H200 the 13th bit arrives and the 14th does not, wherever it stands, by
+tests/benchmark/gpu_fp8_bits.py); every 128 values are added in fp32 by the kernel. One standard deviation of what is
+lost is 2**-13.1 of the size, emulated and on the H200.
+
+Eight standard deviations are allowed, as the largest of a million elements is off by that (fp8 on the H200: 2**-10.6,
+of 131072).
 """
 
 USUAL_LOSS = 1 / 8

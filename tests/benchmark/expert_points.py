@@ -140,6 +140,7 @@ class Point:
         landings = self.landings[layout]
         compute.prepare(self.shape_in(layout), layout, self.weights)
         runs = 2 * len(self.weights.copies)
+        torch.cuda.synchronize()  # what was prepared is filled, before another stream reads it
         with torch.cuda.stream(torch.cuda.Stream()):
             for number in range(runs):
                 compute.run(landings[number % 2].rows, number)

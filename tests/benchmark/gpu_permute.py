@@ -118,6 +118,7 @@ def pairs_of(point: Point) -> float:
 
 def replayed_us(work: Any) -> float:
     """The median of replays of a graph of it."""
+    torch.cuda.synchronize()  # what was prepared is filled, before another stream reads it
     with torch.cuda.stream(torch.cuda.Stream()):
         work()
         torch.cuda.synchronize()
