@@ -10,7 +10,7 @@ from epcross.harness.backends.answers import WrongBackend
 from epcross.harness.errors import ConfigError
 from epcross.harness.planning.checks import MAX_EP_SIZE, MAX_POINTS, point_problems
 from epcross.harness.planning.config import Config
-from epcross.harness.planning.factors import BACKEND_OPTION, COMPUTE_OPTION, FIELDS, OPTIONS
+from epcross.harness.planning.factors import BACKEND_OPTION, COMPUTE_OPTION, FIELDS, GROUPS, OPTIONS
 from epcross.harness.planning.grid import Assignment, excluded, expand
 from epcross.harness.planning.paths import absolute
 from epcross.harness.planning.schema import BackendConfig, ComputeConfig
@@ -83,6 +83,8 @@ class Assembler:
         if count == 0:
             self.problems["the sweep has no points: every assignment is excluded"] = None
         unused = sorted(self._named - self._used)
+        if config.typed & GROUPS.keys():  # what is chosen there may have no use for a field that the sweep's own needs
+            unused = [name for name in unused if name in config.typed]
         if not self.problems:
             self.problems.update({_unused_text(name): None for name in unused})
         if self.problems:

@@ -5,6 +5,7 @@ Words follow Hydra's override grammar (https://hydra.cc/docs/advanced/override_g
     sweep=NAME timing=NAME cluster=NAME launcher=NAME     choose an option of a group
     timing.launches=3  soak.seconds=600                   change a field of it, or of a sweep's soak
     tokens_per_rank=1,8,32  model=qwen3_235b              run a factor over these values instead of the sweep's own
+    backend=shm_fence                                     likewise, or keep the blocks that have it (`narrow`)
     routing.exponent=0.8,1.2  backend.options.NAME=VALUE  the same for a field or a backend's option
     output_dir=DIR                                        where runs are kept
 
@@ -12,7 +13,7 @@ Everything wrong is collected and raised together.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from epcross.harness.planning.checks import soak_problems, timing_problems, too_
 from epcross.harness.planning.factors import FIELDS, GROUPS, SCALARS, canonical, checked, is_factor, unknown_factor
 from epcross.harness.planning.grid import block_problems, override_axis, values_of
 from epcross.harness.planning.library import LONGEST_REASON, SCHEMAS, Library, quoted
+from epcross.harness.planning.narrow import NARROWING, narrowed, without
 from epcross.harness.planning.override_values import override_values
 from epcross.harness.planning.schema import Block, Cluster, Launcher, Soak, Sweep
 from epcross.harness.planning.typed import Mismatch, build, field_types, suggest
@@ -60,6 +62,7 @@ class Config:
     launcher: Launcher
     output_dir: str
     overrides: tuple[str, ...]
+    typed: frozenset[str]  # factors that the overrides name
     absent: tuple[str, ...]  # backends that the sweep awaits and no file describes
     library: Library
 
@@ -100,8 +103,10 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
     )
     defaults = root.get("factors", {})
     absent = () if "backend" in words.axes else tuple(b for b in sweep.awaits if b not in library.names("backend"))
-    products = _without(sweep.products(), absent)
-    if not products:
+    known = {factor: library.names(factor) for factor in NARROWING}
+    products, narrowing = narrowed(sweep, f"sweep '{name}'", words.axes, known, problems)
+    products = without(products, absent)
+    if absent and not products:
         problems.append(
             f"sweep '{name}' is about {', '.join(absent)}, and there is no backend of these names; add their YAML with "
             f"--config-dir, or name others: backend=NAME, with one of {', '.join(library.names('backend'))}"
@@ -115,12 +120,13 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
     problems += timing_problems(timing) if timing else []
     problems += too_small("launcher", launcher, points_per_job=0) if launcher else []
     soak = _soak(name, sweep, words.soak, problems)
+    replacing = {factor: values for factor, values in axes.items() if factor not in narrowing}
     blocks: list[Block] = []
     for product in products:
         block = _canonical(product)
-        for factor in axes:
+        for factor in replacing:
             block = override_axis(block, factor, [])  # what the sweep says of it no longer matters
-        block = _checked_block(block, library, f"sweep '{name}'", problems, done=axes)
+        block = _checked_block(block, library, f"sweep '{name}'", problems, done=replacing)
         blocks.append(block)
     defaults = _checked_block(Block(grid=defaults), library, "config.yaml", problems).grid
     if not isinstance(root.get("output_dir"), str) or not root["output_dir"] or "\0" in root["output_dir"]:
@@ -140,21 +146,10 @@ def resolve(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> 
         launcher=launcher,
         output_dir=root["output_dir"],
         overrides=tuple(overrides),
+        typed=frozenset(words.axes),
         absent=absent,
         library=library,
     )
-
-
-def _without(blocks: Sequence[Block], absent: Sequence[str]) -> list[Block]:
-    """The blocks without these backends; one that runs over no other is gone."""
-    kept = []
-    for block in blocks:
-        backends = [name for name in values_of(block.grid.get("backend", [])) if name not in absent]
-        if "backend" in block.grid and absent:
-            block = replace(block, grid={**block.grid, "backend": backends})
-        if backends or "backend" not in block.grid:
-            kept.append(block)
-    return kept
 
 
 def _read_words(overrides: Sequence[str], library: Library, problems: list[str]) -> _Words:
