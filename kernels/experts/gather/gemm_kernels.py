@@ -42,6 +42,17 @@ def place_of(block, tiles, tile_ptr, max_tiles, COLUMNS: tl.constexpr, BLOCK_T: 
     return first + number, column, expert, rows, number * BLOCK_T
 
 
+@triton.jit
+def unit_of(unit, whole, splits, STEPS: tl.constexpr):
+    """Which of GEMM1's sums a unit of work belongs to, which of those that are shared that is, how many parts it has,
+    and the unit's own steps of it, of so many."""
+    parts = tl.where(unit < whole, 1, splits)
+    shared = tl.maximum(unit - whole, 0) // splits
+    block = tl.where(unit < whole, unit, whole + shared)
+    split = tl.where(unit < whole, 0, unit - whole - shared * splits)
+    return block, shared, parts, STEPS * split // parts, STEPS * (split + 1) // parts
+
+
 @triton.jit(do_not_specialize=["num_rows", "max_tiles"])
 def gate_up_kernel(
     w_desc,  # [E * 2I, H], blocks of [BLOCK_N, BLOCK_K]
@@ -99,10 +110,7 @@ def gate_up_kernel(
     n = tl.arange(0, BLOCK_N)
     t = tl.arange(0, BLOCK_T)
     for unit in range(tl.program_id(0), whole + (tiles * columns_of_tile - whole) * splits, tl.num_programs(0)):
-        parts = tl.where(unit < whole, 1, splits)
-        shared = tl.maximum(unit - whole, 0) // splits  # which of the sums that are
-        block = tl.where(unit < whole, unit, whole + shared)
-        split = tl.where(unit < whole, 0, unit - whole - shared * splits)
+        block, shared, parts, first, last = unit_of(unit, whole, splits, steps)
         tile, column_block, expert, rows, first_pair = place_of(
             block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK_T
         )
@@ -111,7 +119,6 @@ def gate_up_kernel(
         row = ((pair >> 1) // K).to(tl.int64)
         x_row = x_ptr + row * x_stride
         gate_row = expert * (2 * I) + column
-        first, last = steps * split // parts, steps * (split + 1) // parts
         gate, up = nothing(BLOCK_N, BLOCK_T, TALL), nothing(BLOCK_N, BLOCK_T, TALL)
         if FP8:
             xs_row = ((pair >> 1) // K) * x_scale_stride

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, tma
 
-from epcross.kernels.experts.gather.gemm_kernels import place_of
+from epcross.kernels.experts.gather.gemm_kernels import place_of, unit_of
 from epcross.kernels.experts.gather.index_kernel import SPLITS, TILES, WHOLE
 from epcross.kernels.experts.gather.quantise_kernels import to_fp8
 from epcross.kernels.experts.gather.specialised_product_kernels import (
@@ -24,17 +24,6 @@ from epcross.kernels.experts.gather.specialised_product_kernels import (
     pass_by,
     two_products,
 )
-
-
-@gluon.jit
-def _unit_of(unit, whole, splits, ROUNDS: gl.constexpr):
-    """Which of GEMM1's sums a unit of work belongs to, which of those that are shared that is, how many parts it has,
-    and the unit's own rounds of it, of all stages each."""
-    parts = gl.where(unit < whole, 1, splits)
-    shared = gl.maximum(unit - whole, 0) // splits
-    block = gl.where(unit < whole, unit, whole + shared)
-    split = gl.where(unit < whole, 0, unit - whole - shared * splits)
-    return block, shared, parts, ROUNDS * split // parts, ROUNDS * (split + 1) // parts
 
 
 @gluon.jit
@@ -52,7 +41,7 @@ def _copy_gate_up(
     steps: gl.constexpr = H // BLOCK
     passed = 0
     for unit in range(gl.program_id(0), whole + (tiles * columns_of_tile - whole) * splits, gl.num_programs(0)):
-        block, _, _, first_round, last_round = _unit_of(unit, whole, splits, steps // STAGES)
+        block, _, _, first_round, last_round = unit_of(unit, whole, splits, steps // STAGES)
         _, column, expert, rows, first = place_of(block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK)
         pairs_ptr = index_ptr + expert.to(gl.int64) * num_rows
         row = (gl.load(pairs_ptr + gl.minimum(first + t, rows - 1)) >> 1) // K
@@ -98,7 +87,7 @@ def _multiply_gate_up(
     zero = gl.zeros((HALF, BLOCK), gl.float32, sums)
     passed = 0
     for unit in range(gl.program_id(0), whole + (tiles * columns_of_tile - whole) * splits, gl.num_programs(0)):
-        block, shared, parts, first_round, last_round = _unit_of(unit, whole, splits, rounds)
+        block, shared, parts, first_round, last_round = unit_of(unit, whole, splits, rounds)
         tile, column, _, rows, first = place_of(block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK)
         if first + GROUP * HALF < rows:
             gate, up = two_products(
