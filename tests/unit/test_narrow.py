@@ -49,6 +49,18 @@ def test_every_backend_of_the_layer_sweep_keeps_its_own_points() -> None:
     assert set(several) == {point for point in points if point.backend in ("megamoe_push", "layer_flashinfer")}
 
 
+def test_the_layer_that_has_most_sms_is_planned_where_they_matter() -> None:
+    points = plan_of("sweep=layer_h200x2", "backend=layer_deepep_v2_max").points
+    assert {(p.compute, dict(p.options)["sm_budget"], p.regime) for p in points} == {("deepgemm", "maximum", "steady")}
+    assert Counter((p.model.num_experts, str(p.dispatch_format), p.tokens_per_rank) for p in points) == Counter(
+        [*((64, "fp8", tokens) for tokens in (128, 224, 512, 2048, 4096)), (64, "bf16", 128)]
+        + [(256, "fp8", tokens) for tokens in (128, 512)]
+    )
+    beside = plan_of("sweep=layer_h200x2", "backend=layer_deepep_v2").points  # of each there is one with few SMs
+    few = {(p.model.num_experts, p.dispatch_format, p.tokens, p.compute, p.regime) for p in beside}
+    assert {(p.model.num_experts, p.dispatch_format, p.tokens, p.compute, p.regime) for p in points} <= few
+
+
 def test_a_stage_keeps_the_blocks_that_have_it() -> None:
     points = plan_of("sweep=experts_h200").points
     kept = plan_of("sweep=experts_h200", "compute=torch_grouped").points
