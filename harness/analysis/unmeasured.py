@@ -1,12 +1,26 @@
-"""Whether a run that is done measured anything: it tells no failure where nothing can be used, and is no success."""
+"""Why rows have no number; and whether a run that is done measured anything: it tells no failure where nothing can be
+used, and is no success."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from epcross.harness.record import Record
 from epcross.harness.terms import Status
 
 _SHOWN_REASONS = 3
+
+
+def reasons_of(rows: Iterable[Record]) -> list[dict[str, Any]]:
+    """Every reason why rows are not ok, the commonest first: `backend`, `status`, `reason`, and how many `rows`.
+
+    Points that are impossible from the start have rows as well, so that theirs are among them.
+    """
+    found = Counter((row.backend, str(row.status), row.reason or "") for row in rows if row.status != Status.OK)
+    return [
+        {"backend": backend, "status": status, "reason": reason, "rows": count}
+        for (backend, status, reason), count in found.most_common()
+    ]
 
 
 def why_unmeasured(rows: Sequence[Record]) -> str | None:

@@ -21,12 +21,14 @@ def command(run: Path, as_json: bool) -> None:
     only, so it works while the run goes on and on any machine that sees them. Of a run on Slurm it shows every job: its
     state, how often it was started, what keeps it, and what to do.
 
+    With --json, `reasons` has why rows have no number, the commonest first: backend, status, reason, and how many rows.
+
     \b
     Example: epcross status results/runs/20260131-120000-quickstart-1a2b
     """
     from epcross.harness.analysis.known_issues import withdrawn_lines
     from epcross.harness.analysis.table import status_table
-    from epcross.harness.analysis.unmeasured import why_unmeasured
+    from epcross.harness.analysis.unmeasured import reasons_of, why_unmeasured
     from epcross.harness.planning.plan import SLURM, Plan
     from epcross.harness.running.display import failure_line, progress_line
     from epcross.harness.running.progress import Pace, ProgressReader
@@ -62,6 +64,7 @@ def command(run: Path, as_json: bool) -> None:
             "planned_units": planned,
             "missing_rows": len(missing),
             "statuses": statuses,
+            "reasons": reasons_of(rows),
             "unmeasured": unmeasured,
             "eta_s": pace.eta_s if owner else None,
             "problems": [str(problem) for problem in problems],

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from epcross.harness.analysis.known_issues import withdrawn_lines
 from epcross.harness.analysis.table import status_table
-from epcross.harness.analysis.unmeasured import why_unmeasured
+from epcross.harness.analysis.unmeasured import reasons_of, why_unmeasured
 from epcross.harness.commands import WIDTH
 from epcross.harness.commands.plan import duration
 from epcross.harness.planning.plan import Plan
@@ -44,6 +44,7 @@ def show(
             "planned_units": planned,
             "missing_rows": len(missing_rows(units, plan.points, plan.timing)),
             "statuses": dict(Counter(str(row.status) for row in rows)),
+            "reasons": reasons_of(rows),
             "unmeasured": unmeasured,
             "jobs": [_entry(piece) for piece in seen.pieces],
             "problems": [str(problem) for problem in problems],

@@ -12,11 +12,12 @@ import pytest
 from tests._points import small_point
 
 from _spawn import PYTHONPATH, TIMING
-from epcross.harness.analysis.unmeasured import why_unmeasured
+from epcross.harness.analysis.unmeasured import reasons_of, why_unmeasured
 from epcross.harness.cli import run as cli
 from epcross.harness.errors import NOTHING_SHOWN
+from epcross.harness.planning.plan import Plan
 from epcross.harness.record import Record
-from epcross.harness.slurm import submit_view
+from epcross.harness.slurm import status_view, submit_view
 from epcross.harness.storing.rows import RunContext, failed_records
 from epcross.harness.storing.store import open_run, read_units
 from epcross.harness.terms import Status
@@ -64,6 +65,22 @@ def test_a_run_with_a_number_a_failure_or_no_rows_is_none_of_them() -> None:
         assert why_unmeasured(rows(absent, (other, "" if other is Status.OK else "why"))) is None
 
 
+def test_every_reason_is_told_with_its_rows_the_commonest_first() -> None:
+    found = rows(
+        (Status.NO_TIMING, "clock"), (Status.OK, ""), (Status.ERROR, "broken"), (Status.UNSUPPORTED, "EP 3"),
+        (Status.ERROR, "broken"), (Status.UNAVAILABLE, "EP 3"),
+    )  # fmt: skip
+    name = found[0].backend
+    assert [tuple(each.values()) for each in reasons_of(found)] == [
+        (name, "error", "broken", 2),
+        (name, "no_timing", "clock", 1),
+        (name, "unsupported", "EP 3", 1),
+        (name, "unavailable", "EP 3", 1),
+    ]
+    assert [list(each) for each in reasons_of(found)] == [["backend", "status", "reason", "rows"]] * 4
+    assert reasons_of(rows((Status.OK, ""))) == []
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, text in {
@@ -103,7 +120,16 @@ def test_a_run_that_measured_nothing_is_no_success(
     summary = json.loads(resumed.stdout)
     assert resumed.returncode == summary["exit_code"] == NOTHING_SHOWN
     assert (summary["end"], summary["unmeasured"]) == ("done", SENTENCE)
-    (unit,) = read_units(open_run(Path(path)))[0]
+    directory = open_run(Path(path))
+    units, problems = read_units(directory)
+    (unit,) = units
+    why = {"backend": "absent", "status": "unavailable", "reason": "the library libabsent is not installed", "rows": 1}
+    assert json.loads(epcross(folder, "status", path, "--json").stdout)["reasons"] == [why]
+    # a run on Slurm tells them alike, whatever Slurm says of its jobs
+    seen = SimpleNamespace(state="finished", silent="", pieces=())
+    monkeypatch.setattr(status_view, "view", lambda run, plan, units: seen)
+    status_view.show(directory, Plan.from_json(directory.plan), units, problems, as_json=True)
+    assert json.loads(capsys.readouterr().out)["reasons"] == [why]
     again = epcross(folder, "point", unit.point_id, "--output-dir", "again")
     assert again.returncode == NOTHING_SHOWN, again.stderr
     assert again.stdout.splitlines()[-2] == SENTENCE
