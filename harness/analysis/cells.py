@@ -170,7 +170,7 @@ def point_variants(records: Iterable[Record]) -> dict[tuple[str, str], str]:
             own = json.loads(row.options)
             words = [experts_words(row)] if experts_words(row) else []
             words += [option_words(name, own[name]) for name in sorted(several & own.keys())]
-            words += [f"{name}={value}" for name, value in sorted(_stage_options(row, points.values()).items())]
+            words += [option_words(*each) for each in sorted(_stage_options(row, points.values()).items())]
             words += [f"load {number + 1}"] if len(same) > 1 else []  # other capacity or spread of tokens
             variants[row.run_id, row.point_id] = " ".join(words)
     return variants

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from epcross.harness.analysis.captions import span
 from epcross.harness.analysis.evidence_leads import PAIRED, Turns, by_turn, in_shared_turns, leaders, middle, ratio_of
 from epcross.harness.analysis.evidence_run import EvidenceRun, Panel
+from epcross.harness.analysis.inputs import LAYOUT, option_words
 from epcross.harness.analysis.table import microseconds
 from epcross.harness.measuring.stats import median
 from epcross.harness.record import Record
 from epcross.harness.terms import Phase, Regime
+from epcross.kernels.experts.formats import Layout
 
 OUR_STAGE = "compute=gather_gemm"
 _WAYS = (Regime.STEADY, Regime.SPANS)
@@ -20,7 +22,7 @@ MEMORY_GBPS = {"NVIDIA H200": 4800.0, "NVIDIA H100 80GB HBM3": 3350.0}
 """Nominal bandwidth of a GPU's memory, in 10^9 bytes per second, by the name that the driver gives it. Source: NVIDIA's
 data sheets of H200 and H100 (SXM)."""
 
-BY_EXPERT = "layout=expert_major"
+BY_EXPERT = option_words(LAYOUT, Layout.EXPERT_MAJOR)
 """As series are named that differ in their stage, and in how rows lie."""
 
 SHOWN = (1, 8, 128, 2048)
@@ -117,7 +119,7 @@ def stages(run: EvidenceRun) -> str:
                 rivals = {
                     name: pair
                     for name in here
-                    if name != mine[0] and (BY_EXPERT in name.split()) is wanted
+                    if name != mine[0] and (BY_EXPERT in name) is wanted
                     if (pair := in_shared_turns(here[name], here[mine[0]]))[0]
                 }
                 best = min(rivals, key=lambda name: middle(*rivals[name]), default=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from epcross.harness.analysis.cells import PHASE_WORDS
-from epcross.harness.analysis.inputs import STAGED_WORDS, STAGING, staged_before
+from epcross.harness.analysis.inputs import STAGED_WORDS, STAGING, option_words, staged_before
 from epcross.harness.errors import StoreError
 from epcross.harness.record import Record
 from epcross.harness.storing.parquet import read_rows_table, read_withdrawn_of
@@ -173,7 +173,7 @@ def names(rows: Iterable[Record]) -> Callable[[Record], str]:
     @cache  # a run has a hundred rows of each
     def named(own: tuple[str, str, str, str, str]) -> str:
         words = [
-            f"{name}={value}"
+            option_words(name, value)
             for name, value in _variables(own).items()
             if value not in (None, "") and (name == "compute" or len(seen.get((own[0], name), ())) > 1)
         ]

@@ -38,7 +38,8 @@ def layout_of(kind: str | None, options: str) -> str:
 
 
 def option_words(name: str, value: object) -> str:
-    """An option of a backend as legends and tables have it: `sms=24`, and of these two the words of titles."""
+    """An option of a backend, or of an expert stage, wherever people read one: `sms=24`, and of these two the words of
+    titles."""
     if name == STAGING:
         return STAGED_WORDS[value is False]
     return f"{name} {value}" if name == LAYOUT else f"{name}={value}"

@@ -130,6 +130,8 @@ def _tokens(point: "Point") -> str:
 
 def _varied(points: tuple["Point", ...]) -> dict["Point", str]:
     """For each point, what differs between points besides the table's own columns; options within a backend."""
+    from epcross.harness.analysis.inputs import option_words
+
     facts = {point: _facts(point) for point in points}
     seen: dict[tuple[str, str], set[object]] = {}
     for point, named in facts.items():
@@ -138,7 +140,7 @@ def _varied(points: tuple["Point", ...]) -> dict["Point", str]:
     varying = {key for key, values in seen.items() if len(values) > 1}
     return {
         point: " ".join(
-            f"{name.removeprefix('option ')}={value}"
+            option_words(name.removeprefix("option "), value) if name.startswith("option ") else f"{name}={value}"
             for name, value in named.items()
             if (name, point.backend if name.startswith("option ") else "") in varying and value is not None
         )

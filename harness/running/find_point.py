@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from epcross.harness.analysis.inputs import option_words
 from epcross.harness.errors import StoreError
 from epcross.harness.planning.plan import Plan
 from epcross.harness.planning.tokens import counted, nominal_words
@@ -75,9 +76,9 @@ def find_point(prefix: str, runs: Sequence[Path]) -> FoundPoint:
 
 def describe(point: Point) -> str:
     """A point in one line."""
-    options = "".join(f" {name}={value}" for name, value in point.options)
+    options = "".join(f" {option_words(*each)}" for each in point.options)
     stage = f" with {point.compute}" if point.compute else ""
-    stage += "".join(f" {name}={value}" for name, value in point.compute_options)
+    stage += "".join(f" {option_words(*each)}" for each in point.compute_options)
     tokens = nominal_words(point.tokens_per_rank, min(point.tokens), sum(point.tokens), point.ep_size)
     stage += f", {point.weight_format} weights" if point.weight_format else ""
     return (

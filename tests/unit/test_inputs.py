@@ -9,16 +9,20 @@ import pytest
 from analysis_values import write
 from rich.console import Console
 from test_layer_rows import early, late, layer_rows
+from tests._points import small_point
 
 from epcross.harness.analysis import frame
 from epcross.harness.analysis.cells import cells
 from epcross.harness.analysis.crossover import find
+from epcross.harness.analysis.evidence_run import names
 from epcross.harness.analysis.figures import domains
 from epcross.harness.analysis.figures.canvas import Figure
 from epcross.harness.analysis.inputs import layout_of, option_words, staged_before, staging_of
 from epcross.harness.analysis.table import run_table
 from epcross.harness.claims.selection import staged
+from epcross.harness.commands.plan import _varied
 from epcross.harness.errors import InputError
+from epcross.harness.running.find_point import describe
 from epcross.harness.terms import BackendKind, Phase, WeightFormat
 
 INSIDE, BEFORE = (("staging", True),), (("staging", False),)
@@ -128,3 +132,20 @@ def test_a_claim_says_what_was_done_before_the_window(tmp_path: Path) -> None:
     assert staged(of["ours"], of["fused"]) == "inputs staged before against staging inside"
     assert staged(of["ours"], of["ours"]) == "inputs staged before"
     assert staged(of["fused"], of["fused"].iloc[:0]) == ""
+
+
+def test_a_point_the_plan_and_the_series_of_documents_have_the_same_words() -> None:
+    inside, before, by_expert = (
+        replace(small_point(), options=options, compute="deepgemm", compute_options=(("form", "masked"),))
+        for options in ((("sms", 24), ("staging", True)), (("staging", False),), (("layout", "expert_major"),))
+    )
+    assert describe(inside).startswith("test sms=24 staging inside with deepgemm form=masked, EP 2, ")
+    assert describe(before).startswith("test staged before with ")
+    assert describe(by_expert).startswith("test layout expert_major with ")
+    by_rank = replace(by_expert, options=(("layout", "rank_major"),))
+    varied = _varied((inside, before, by_expert, by_rank))  # all have the same number of SMs
+    assert list(varied.values()) == ["staging inside", "staged before", "layout expert_major", "layout rank_major"]
+    rows = [row for layout in ("rank_major", "expert_major") for row in stage("mine", early, layout)]
+    assert {names(rows)(row) for row in rows} == {
+        f"mine compute=gather_gemm layout {layout}" for layout in ("rank_major", "expert_major")
+    }
