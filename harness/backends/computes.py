@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from epcross.harness.backends import answers
+from epcross.harness.backends import answers, trial
 from epcross.harness.backends.answers import FAILURES, WrongBackend
 from epcross.harness.backends.loader import CannotImport, imported_class, option_value
 from epcross.harness.errors import ConfigError
@@ -71,6 +71,8 @@ def unavailable(config: ComputeConfig, stage: ExpertCompute) -> str | None:
     """Why `stage`, made of `config`, cannot be used here, as a sentence; None if it can. Raises `WrongBackend`."""
     try:
         with _named(config):
+            if ending := trial.fatal_unavailable(config.target, config.folder):
+                raise WrongBackend(ending)
             return answers.unavailable(stage)
     except WrongBackend:
         raise

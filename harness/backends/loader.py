@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +93,19 @@ def for_point(config: BackendConfig, point: Point) -> Backend:
     return backend
 
 
+def answer_alone() -> None:
+    """What the process runs in which `fatal_answer` tries a backend."""
+    trial.answer(lambda config, point: for_point(BackendConfig.from_json(config), point))
+
+
+def fatal_answer(config: BackendConfig, points: Sequence[Point]) -> str | None:
+    """Which answer about `points`, all with the same expert stage, ends a process, as a sentence; see `trial`."""
+    stage = config.computes.get(points[0].compute)
+    return trial.fatal_answer(
+        [config.target, *([stage.target] if stage else [])], config.folder, config.to_json(), points
+    )
+
+
 def option_value(default: Any, value: Any) -> Any:
     """`value` with the type of the option's default; a default of None allows anything.
 
@@ -125,6 +139,8 @@ def unavailable(config: BackendConfig, compute: str = "") -> str | None:
     except CannotImport as error:
         return str(error)
     try:
+        if ending := trial.fatal_unavailable(config.target, config.folder):
+            raise WrongBackend(ending)
         reason = answers.unavailable(backend)
     except WrongBackend:
         raise

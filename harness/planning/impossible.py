@@ -43,6 +43,9 @@ def impossible_points(
         if key not in instances:
             try:
                 instances[key] = loader.for_point(configs[point.backend], point)
+                alike = [one for one in points if (one.backend, one.compute) == (point.backend, point.compute)]
+                if ending := loader.fatal_answer(configs[point.backend], alike):
+                    instances[key] = WrongBackend(ending)
             except loader.CannotImport:
                 instances[key] = None  # `unavailable` says so
             except WrongBackend as error:

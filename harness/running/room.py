@@ -112,6 +112,8 @@ def _largest_workspace_bytes(request: CheckRequest) -> int:
         shape = backend.contract_shape
         cases = suite(request.kind, request.ep_size, request.config.name, compute=request.compute, shape=shape)
         points = [case.point for case in cases if case.name in names]
+        if loader.fatal_answer(request.config, points):
+            return 0
         taken = [point for point in points if not answers.unsupported(backend, point)]
         return max((answers.workspace_bytes(backend, point) for point in taken), default=0)
     except answers.FAILURES:  # what is wrong with a backend is for its cases to tell
