@@ -18,6 +18,8 @@ from epcross.kernels.experts.gather.index_kernel import SHARED, SPLITS, TILES, W
 from epcross.kernels.experts.gather.product_kernels import added, nothing, scaled_sum, scaled_sums
 from epcross.kernels.experts.gather.quantise_kernels import SCALE_BLOCK, to_fp8
 
+ANY_CACHE = tl.constexpr("")
+
 
 @triton.jit
 def _pairs_from(first, expert, rows, index_ptr, num_rows, BLOCK_T: tl.constexpr):
@@ -29,12 +31,15 @@ def _pairs_from(first, expert, rows, index_ptr, num_rows, BLOCK_T: tl.constexpr)
 
 
 @triton.jit
-def place_of(block, tiles, tile_ptr, max_tiles, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr):
+def place_of(
+    block, tiles, tile_ptr, max_tiles, COLUMNS: tl.constexpr, BLOCK_T: tl.constexpr, CACHE: tl.constexpr = ANY_CACHE
+):  # fmt: skip
     """Of GEMM1's sums, in their order: expert, column, tile. Which tile and column one is of, its expert, the rows of
     that, and the first pair of the tile. Tiles of an expert at one column are neighbours: they read the same weights at
-    the same time."""
+    the same time. CACHE is ".cg", past the L1, for whoever asks before the kernel before has ended."""
     at = tile_ptr + block // COLUMNS  # any tile of its expert
-    expert, rows, first = tl.load(at), tl.load(at + 2 * max_tiles), tl.load(at + 3 * max_tiles)
+    expert = tl.load(at, cache_modifier=CACHE)
+    rows, first = tl.load(at + 2 * max_tiles, cache_modifier=CACHE), tl.load(at + 3 * max_tiles, cache_modifier=CACHE)
     alike = tl.minimum((rows + BLOCK_T - 1) // BLOCK_T, tiles - first)  # fewer where tiles found no place
     rest = block - first * COLUMNS
     column = rest // alike

@@ -31,10 +31,10 @@ def _copy_down(
     e, one = gl.arange(0, BLOCK, layout=each), gl.zeros((1,), gl.int32, each)
     columns_of_tile: gl.constexpr = H // (2 * BLOCK)
     steps: gl.constexpr = I // BLOCK
-    if PDL:  # the first weights, while GEMM1 ends: what made the tiles has ended
+    if PDL:  # the first weights, while GEMM1 ends: what made the tiles has ended; they are read past the L1
         block = gl.program_id(0)
         if block < tiles * columns_of_tile:
-            _, column, expert, _, _ = place_of(block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK)
+            _, column, expert, _, _ = place_of(block, tiles, tile_ptr, max_tiles, columns_of_tile, BLOCK, ".cg")
             w_row = expert * H + column * (2 * BLOCK)
             for stage in gl.static_range(STAGES):
                 mbarrier.expect(full.index(stage), 3 * BLOCK * BLOCK)
@@ -160,10 +160,11 @@ def down_specialised_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1 + WARPS * 32)
         mbarrier.init(empty.index(stage), count=2)
+    fence_async_shared()  # bulk copies arrive at these barriers by another way than they were written
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if TWO_SETS:
-        weight_ptr += (gl.load(epoch_ptr) & 1) * weight_delta
+        weight_ptr += (gl.load(epoch_ptr, cache_modifier=".cg") & 1) * weight_delta
     tiles = gl.load(schedule_ptr + TILES, cache_modifier=".cg")
     gl.warp_specialize(
         [

@@ -166,6 +166,7 @@ def gate_up_specialised_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1 + WARPS * 32)
         mbarrier.init(empty.index(stage), count=2)
+    fence_async_shared()  # bulk copies arrive at these barriers by another way than they were written
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
