@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed: make triton")
 
 from epcross.kernels.experts.gather import specialised_down_kernels as gemm2
 from epcross.kernels.experts.gather import specialised_kernels as gemm1
-from epcross.kernels.experts.gather.gemm_kernels import place_of
+from epcross.kernels.experts.gather.gemm_kernels import place_of, unit_of
 from epcross.kernels.experts.gather.specialised import STAGES
 from epcross.kernels.experts.gather.specialised_product_kernels import pass_by, two_products
 
@@ -91,7 +91,7 @@ def test_gemm1(case: Case) -> None:
         "w", w_scale, x, 0, hidden, x_scale, 0, hidden // 128, 0, PAIRS, case.num_rows, SCHEDULE, TILE,
         len(case.tiles) + 1, "h", h_scale, parts, ARRIVALS, hidden, inter, case.top_k, True, STAGES, False, True,
     ]  # fmt: skip
-    called = [place_of, gemm1._unit_of, two_products, pass_by, gemm1._copy_gate_up, gemm1._multiply_gate_up]
+    called = [place_of, unit_of, two_products, pass_by, gemm1._copy_gate_up, gemm1._multiply_gate_up]
     for program in np.random.default_rng(case.seed).permutation(case.programs).tolist():
         device.run(gemm1.gate_up_specialised_kernel, called, arguments, program=program, programs=case.programs)
     steps, expected = hidden // 128, {}
