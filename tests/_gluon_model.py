@@ -225,7 +225,7 @@ class Device:
             warp_specialize=self._warp_specialize,
         )  # fmt: skip
         tl = SimpleNamespace(
-            load=self._load, minimum=np.minimum, constexpr=None, int64=None,
+            load=self._load, minimum=np.minimum, maximum=np.maximum, where=gl.where, constexpr=None, int64=None,
             extra=SimpleNamespace(cuda=SimpleNamespace(gdc_wait=self._gdc_wait, gdc_launch_dependents=_none)),
         )  # fmt: skip
         mbarrier = SimpleNamespace(
