@@ -49,7 +49,9 @@ def enter(file: Path, source: str, about: Mapping[str, Any], into: Path) -> Ente
         StoreError: the folder cannot be written.
     """
     problems = name_problems(source, "--source")
-    if file.suffix not in (".csv", ".yaml"):
+    if not file.exists():  # before what a new source needs, which would send the reader after the wrong thing
+        problems.append(f"{file} does not exist; give the path of a table (.csv) or of a list of claims (.yaml)")
+    elif file.suffix not in (".csv", ".yaml"):
         problems.append(f"{file} is neither a table (.csv) nor a list of claims (.yaml)")
     if file.name in (SOURCE_FILE, QUOTED_FILE):
         problems.append(f"{file.name} is the name of another file of a source; rename yours")

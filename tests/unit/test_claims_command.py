@@ -244,6 +244,18 @@ def test_what_cannot_be_entered_leaves_nothing(
     assert not (elsewhere / "results").exists()
 
 
+@pytest.mark.parametrize("name", ["nowhere.csv", "nowhere.yaml", "nowhere"])
+@pytest.mark.parametrize("words", [[], ["--title", "x"]])
+def test_an_absent_file_is_said_before_what_a_new_source_needs(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str], name: str, words: list[str]
+) -> None:
+    assert add(name, "--source", "smith", *words) == 2
+    error = capsys.readouterr().err
+    assert f"{name} does not exist; give the path of a table (.csv) or of a list of claims (.yaml)" in error
+    assert "is new" not in error
+    assert not (elsewhere / "results").exists()
+
+
 def test_files_of_a_source_are_not_replaced(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (elsewhere / "t.csv").write_text(TABLE)
     assert add("t.csv", "--source", "smith", "--title", "x") == 0
