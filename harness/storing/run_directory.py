@@ -261,11 +261,16 @@ def _read_part(path: Path, name: str) -> dict[str, Any]:
     try:
         content = read_sealed(file)
     except DamagedFile as error:
-        raise StoreError(f"{error}. Restore it from a copy, or start a new run; units/ is untouched") from None
+        raise StoreError(f"{error}. {_mend(path)}") from None
     except OSError as error:
-        raise StoreError(
-            f"{file} cannot be read: {error.strerror}. Restore it from a copy, or start a new run; units/ is untouched"
-        ) from error
+        raise StoreError(f"{file} cannot be read: {error.strerror}. {_mend(path)}") from error
     if not isinstance(content, dict):
-        raise StoreError(f"{file} holds no JSON object; restore it from a copy, or start a new run")
+        raise StoreError(f"{file} holds no JSON object. {_mend(path)}")
     return content
+
+
+def _mend(path: Path) -> str:
+    """What to do about a damaged document: documents of a committed folder have no units beside them."""
+    if (path / "units").is_dir():
+        return "Restore it from a copy, or start a new run; units/ is untouched"
+    return "Restore it from version control or from a copy"

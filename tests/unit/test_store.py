@@ -196,3 +196,16 @@ def test_a_folder_that_cannot_be_written_cannot_be_claimed(run: RunDirectory, mo
 def test_claiming_twice_does_no_harm(run: RunDirectory):
     claim(run.path)
     claim(run.path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"other": 1}'])
+def test_damaged_documents_are_restored_from_where_there_are_others(run: RunDirectory, content: str):
+    """A run has its units; documents of a committed folder have none, and are under version control."""
+    (run.path / "plan.json").write_text(content)
+    with pytest.raises(StoreError, match="or start a new run; units/ is untouched"):
+        open_run(run.path)
+    for each in sorted((run.path / "units").iterdir()):
+        each.unlink()
+    (run.path / "units").rmdir()
+    with pytest.raises(StoreError, match="Restore it from version control or from a copy"):
+        open_run(run.path)
