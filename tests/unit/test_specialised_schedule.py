@@ -13,7 +13,7 @@ from epcross.kernels.experts.gather import specialised_down_kernels as gemm2
 from epcross.kernels.experts.gather import specialised_kernels as gemm1
 from epcross.kernels.experts.gather.gemm_kernels import place_of, unit_of
 from epcross.kernels.experts.gather.specialised import STAGES
-from epcross.kernels.experts.gather.specialised_product_kernels import pass_by, two_products
+from epcross.kernels.experts.gather.specialised_product_kernels import pass_by, stages_of, two_products
 
 from tests._gluon_model import Device  # isort: skip
 
@@ -91,7 +91,7 @@ def test_gemm1(case: Case) -> None:
         "w", w_scale, x, 0, hidden, x_scale, 0, hidden // 128, 0, PAIRS, case.num_rows, SCHEDULE, TILE,
         len(case.tiles) + 1, "h", h_scale, parts, ARRIVALS, hidden, inter, case.top_k, True, STAGES, False, True,
     ]  # fmt: skip
-    called = [place_of, unit_of, two_products, pass_by, gemm1._copy_gate_up, gemm1._multiply_gate_up]
+    called = [stages_of, place_of, unit_of, two_products, pass_by, gemm1._copy_gate_up, gemm1._multiply_gate_up]
     for program in np.random.default_rng(case.seed).permutation(case.programs).tolist():
         device.run(gemm1.gate_up_specialised_kernel, called, arguments, program=program, programs=case.programs)
     steps, expected = hidden // 128, {}
@@ -144,7 +144,7 @@ def test_gemm2(case: Case) -> None:
         "w", w_scale, "h", h_scale, WEIGHTS, 0, case.top_k, 0, PAIRS, case.num_rows, SCHEDULE, TILE, most, out, hidden,
         "parts", hidden, inter, case.top_k, STAGES, False, True,
     ]  # fmt: skip
-    called = [place_of, two_products, pass_by, gemm2._put, gemm2._copy_down, gemm2._multiply_down]
+    called = [stages_of, place_of, two_products, pass_by, gemm2._put, gemm2._copy_down, gemm2._multiply_down]
     for program in range(case.programs):
         device.run(gemm2.down_specialised_kernel, called, arguments, program=program, programs=case.programs)
     alone = {

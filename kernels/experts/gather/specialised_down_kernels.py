@@ -18,6 +18,7 @@ from epcross.kernels.experts.gather.specialised_product_kernels import (
     REGISTERS,
     WARPS,
     pass_by,
+    stages_of,
     two_products,
 )
 
@@ -147,20 +148,9 @@ def down_specialised_kernel(
     TWO_SETS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    swizzled: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    wbuf = gl.allocate_shared_memory(gl.float8e4nv, [2 * STAGES, BLOCK, BLOCK], swizzled)
-    hbuf = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK, BLOCK], swizzled)
+    wbuf, hbuf, hsbuf, wsbuf, full, empty = stages_of(STAGES)
     plain: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     put = gl.allocate_shared_memory(gl.bfloat16, [2, HALF, BLOCK], plain)
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    hsbuf = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], flat)
-    wsbuf = gl.allocate_shared_memory(gl.float32, [2 * STAGES, 1], flat)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1 + WARPS * 32)
-        mbarrier.init(empty.index(stage), count=2)
-    fence_async_shared()  # bulk copies arrive at these barriers by another way than they were written
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if TWO_SETS:

@@ -22,6 +22,7 @@ from epcross.kernels.experts.gather.specialised_product_kernels import (
     REGISTERS,
     WARPS,
     pass_by,
+    stages_of,
     two_products,
 )
 
@@ -154,19 +155,9 @@ def gate_up_specialised_kernel(
     TWO_SETS: gl.constexpr,
     PDL: gl.constexpr,
 ):
+    wbuf, xbuf, xsbuf, wsbuf, full, empty = stages_of(STAGES)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    wbuf = gl.allocate_shared_memory(gl.float8e4nv, [2 * STAGES, BLOCK, BLOCK], swizzled)
-    xbuf = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK, BLOCK], swizzled)
     put = gl.allocate_shared_memory(gl.float8e4nv, [2, HALF, BLOCK], swizzled)
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    xsbuf = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], flat)
-    wsbuf = gl.allocate_shared_memory(gl.float32, [2 * STAGES, 1], flat)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1 + WARPS * 32)
-        mbarrier.init(empty.index(stage), count=2)
-    fence_async_shared()  # bulk copies arrive at these barriers by another way than they were written
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

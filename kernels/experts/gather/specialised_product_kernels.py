@@ -21,6 +21,25 @@ REGISTERS, COPY_REGISTERS = gl.constexpr(224), gl.constexpr(56)  # of a thread: 
 
 
 @gluon.jit
+def stages_of(STAGES: gl.constexpr):
+    """Shared memory of the stages, and their barriers: two blocks of weights, a tile's values, its scales, a scale of
+    each block, `full`, `empty`."""
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    wbuf = gl.allocate_shared_memory(gl.float8e4nv, [2 * STAGES, BLOCK, BLOCK], swizzled)
+    xbuf = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, BLOCK, BLOCK], swizzled)
+    xsbuf = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], flat)
+    wsbuf = gl.allocate_shared_memory(gl.float32, [2 * STAGES, 1], flat)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1 + WARPS * 32)
+        mbarrier.init(empty.index(stage), count=2)
+    fence_async_shared()  # bulk copies arrive at these barriers by another way than they were written
+    return wbuf, xbuf, xsbuf, wsbuf, full, empty
+
+
+@gluon.jit
 def scaled_into(total, product, scale):
     """`total` and the scaled product, before any product that is begun after it: there are no registers for two."""
     scale, product = gl.broadcast(gl.expand_dims(scale, 1), product)
