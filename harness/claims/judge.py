@@ -18,6 +18,7 @@ from epcross.harness.claims.book import Book
 from epcross.harness.claims.claim import OF_PUBLISHED, OVER_BASELINE, Claim, Members, Quantity, Way
 from epcross.harness.claims.findings import Finding, Judgement, Reading, found_text, listed, reason, why
 from epcross.harness.claims.hardware import nominal_gbps
+from epcross.harness.claims.lean import lean
 from epcross.harness.claims.newest import left_out, newest_counts
 from epcross.harness.claims.selection import (
     NoRows,
@@ -63,7 +64,7 @@ def judge(
     """
     from epcross.harness.analysis.frame import headline
 
-    usable = headline(measured, keep).rows
+    usable, measured = lean(headline(measured, keep).rows), lean(measured)
     found = []
     for claim in book.claims:
         if claim.quantity in OF_PUBLISHED:
@@ -142,7 +143,7 @@ def _readings(
                 machine=str(values["machine"]),
                 measure_hash=str(values["measure_hash"]),
                 runs=tuple(sorted({*map(str, own["run_id"]), *map(str, other["run_id"])})),
-                points=basis(claim, own, other),
+                points=basis(claim, own, other) if head else {},  # what supersedes what is asked of no others
                 taken_at=str(own["started_at"].max()),
                 verdict=verdict,
                 reason=words,

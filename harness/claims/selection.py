@@ -176,11 +176,13 @@ def by_backend(rows: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
     """The rows of each subject; options and versions stand in its label where they differ."""
     from epcross.harness.analysis.frame import SUBJECT
 
-    groups = dict(iter(rows.groupby(list(SUBJECT), observed=True)))
+    subjects = list(zip(*(rows[name].tolist() for name in SUBJECT), strict=True))
+    keys = sorted(set(subjects))
     found = {}
-    for key, part in groups.items():
-        alike = [other for other in groups if other[0] == key[0]]
+    for key in keys:
+        alike = [other for other in keys if other[0] == key[0]]
         differing = [str(key[at]) for at in range(1, len(SUBJECT)) if len({other[at] for other in alike}) > 1]
+        part = rows if len(keys) == 1 else rows[[subject == key for subject in subjects]]
         found[" ".join([str(key[0]), *differing])] = part
     return found
 
